@@ -14,12 +14,11 @@ import typer
 from benchmarks import (
     attacks,
     chaos,
-    choosing,
     everything,
     gpu,
     gpu_budget,
     poison,
-    transport,
+    stragglers,
 )
 from benchmarks.machine import Watch
 from benchmarks.report import RESULTS
@@ -72,6 +71,15 @@ def check_gpu(
     raise typer.Exit(gpu.main(arguments))
 
 
+@app.command("stragglers")
+def compare_waits(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each way.")] = 5,
+    to: Annotated[Path, typer.Option(help="Folder of the page.")] = RESULTS,
+) -> None:
+    """Compare ways to treat slow clients by the virtual clock. Writes docs/results/stragglers.*."""
+    sys.stdout.write(stragglers.write(seeds, to))
+
+
 @app.command("chaos")
 def kill_processes(
     runs: Annotated[int, typer.Option(min=0, help="Runs in which all silos must answer.")] = 50,
@@ -118,32 +126,6 @@ def lie(
     Writes docs/results/poison.*.
     """
     poison.write(runs, typer.echo)
-
-
-@app.command("choose")
-def measure_choose(
-    work: Annotated[Path, typer.Option(help="Folder of the runs; nothing in it runs twice.")],
-    raw: Annotated[Path, typer.Option(help="Folder of the files of MNIST and CIFAR-10.")],
-) -> None:
-    """Measure `noniid choose` on 13 scenarios and 20 sets of seeds, beside the exhaustive search.
-
-    Takes half an hour. Interrupted, it goes on where it was.
-    """
-    sys.stdout.write(choosing.write(work.resolve(), raw.resolve()))
-
-
-@app.command("transport")
-def compare_transports(
-    silos: Annotated[int, typer.Option(min=1, help="Silos, each a process.")] = 4,
-    megabytes: Annotated[int, typer.Option(min=1, help="Size of the model.")] = 45,
-    rounds: Annotated[int, typer.Option(min=2, help="Per run, with the dropped one.")] = 3,
-    turns: Annotated[int, typer.Option(min=1, help="Runs of each transport.")] = 3,
-) -> None:
-    """Measure a round under our transport and under stock FedML's. Writes docs/results/transport.*.
-
-    All runs must end with the same weights.
-    """
-    sys.stdout.write(transport.write(silos, megabytes, rounds, turns))
 
 
 if __name__ == "__main__":

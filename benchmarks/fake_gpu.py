@@ -135,6 +135,13 @@ def _list(values: Tensor) -> Any:
     return np.full(values.shape, _item(values)).tolist()
 
 
+def _numpy(value: Tensor) -> Any:
+    """Zeros, for a tensor on the host; one on a device has no `numpy`."""
+    if value.device.type != "cpu":
+        raise TypeError(f"can't convert {value.device} tensor to numpy")
+    return np.zeros(value.shape, str(value.dtype).removeprefix("torch."))
+
+
 def _bincount(value: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     return value.new_zeros(
         max(minlength, 1), dtype=torch.int64 if weights is None else torch.float64
@@ -176,6 +183,7 @@ def fake_gpu() -> Iterator[Watch]:
         patch.object(torch.Tensor, "pin_memory", lambda self, *_: self),
         patch.object(torch.cuda, "_lazy_init", lambda: None),
         patch.object(FakeTensor, "tolist", _list),
+        patch.object(FakeTensor, "numpy", _numpy),
         warnings.catch_warnings(),
         FakeTensorMode(allow_non_fake_inputs=True),
         watch,

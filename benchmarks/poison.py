@@ -43,7 +43,7 @@ SKEWS: dict[str, dict[str, Any]] = {
     "iid_unbalanced": {},
 }
 HONEST_SILOS = (3, 9)
-NOT_DEPLOYED = ("centralised", "dpfedavg", "fnr_authors")  # each says why, if one tries
+NOT_DEPLOYED = ("centralised", "dpfedavg", "fedasync", "fedbuff")  # each says why, if one tries
 RECIPES = ("fedavg", "scaffold", "feddyn", "fednlr")
 # (silos, quorum, least silos of a sum)
 FEDERATIONS = ((3, 2, 2), (5, 3, 2), (9, 5, 3))

@@ -9,7 +9,6 @@ machine of your own.
 from __future__ import annotations
 
 import argparse
-import csv
 import fcntl
 import logging
 import multiprocessing
@@ -91,12 +90,6 @@ def run(deployment: Deployment, parts: Parts, folder: Path, deadline_s: float = 
                     process.join()
     with safe_open(folder / results.MODEL, framework="pt") as file:
         return str(file.metadata()["weights_sha256"])
-
-
-def seconds_by_round(folder: Path) -> list[float]:
-    """The seconds of every round from the rounds.csv in `folder`."""
-    with (folder / results.ROUNDS).open(newline="") as file:
-        return [float(row["seconds"]) for row in csv.DictReader(file)]
 
 
 def log_file(folder: Path, rank: int) -> Path:

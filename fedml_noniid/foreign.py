@@ -23,8 +23,8 @@ from fedml_noniid.core.randomness import identity
 from fedml_noniid.own_code import is_path, latest, load, note, package_of, split_path
 
 GROUP = "fedml_noniid.methods"  # of entry points: a method's name -> its class
-# Names of settings that stand beside those of methods.
-RESERVED = frozenset({"data", "fedavg", "recipe", "scenario", "train", "tuned"})
+# Names that stand beside those of methods: in settings, memories and messages.
+RESERVED = frozenset({"data", "fedavg", "models", "own", "recipe", "scenario", "train", "tuned"})
 OURS = "fedml-noniid"
 A_CLASS = "a subclass of Component, as package.module:name"
 Methods = Mapping[str, type[Component]]

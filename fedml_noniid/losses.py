@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedml_noniid.core.losses import IGNORED, CrossEntropy, Loss, Metrics, fraction_of
 from fedml_noniid.core.losses import Classification as Classification
-from fedml_noniid.core.losses import CrossEntropy, Loss, Metrics, fraction_of
 from fedml_noniid.core.options import Positive, Range, check_options
 from fedml_noniid.own_code import find
 
@@ -105,8 +105,9 @@ class MultiLabel(Elementwise):
 
     metrics = ("macro_f1", "micro_f1")
 
-    def refused(self, y: Tensor) -> str:
-        return "" if bool(((y == 0) | (y == 1)).all()) else "is neither 0 nor 1"
+    def refused(self, y: Tensor, vocabulary: int | None = None) -> str:
+        why = "" if bool(((y == 0) | (y == 1)).all()) else "a target is neither 0 nor 1"
+        return super().refused(y, vocabulary) or why
 
     def answers(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
@@ -146,11 +147,79 @@ class BCE(MultiLabel):
         return outputs.sigmoid() - y
 
 
+class NextToken(Loss):
+    """-log p of the next token, the mean over a batch's tokens, as in transformers (`labels=`).
+
+    Logits [..., B, T, V] of position t meet the label of t + 1. A label is the number of a token,
+    or IGNORED. The metrics are over all tokens: the fraction of those that have the largest logit,
+    and the perplexity exp(mean of -log p). `values` are the means of the samples.
+    """
+
+    classes = False
+    per_target = False
+    metrics = ("token_accuracy", "perplexity")
+
+    def refused(self, y: Tensor, vocabulary: int | None = None) -> str:
+        if vocabulary == 0:
+            return "the network gives [B, n_classes]; allowed: [B, T, V], logits of each next token"
+        allowed = "whole numbers from 0" if vocabulary is None else f"0 to {vocabulary - 1}"
+        most = torch.inf if vocabulary is None else vocabulary - 1
+        wrong = y[(y != y.round()) | (y > most) | ((y < 0) & (y != IGNORED))].flatten()
+        return (
+            f"a target is {wrong[0]:g}; allowed: tokens, {allowed}, or -100" if len(wrong) else ""
+        )
+
+    def constant(self, y: Tensor, value: float) -> Tensor:
+        return y.new_full((*y[:, 1:].shape, 2), value)
+
+    def tokens(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(-log p of the labels, which of them count), both [..., B, T - 1]."""
+        labels = y[..., 1:]
+        counted = labels != IGNORED
+        log_p = outputs[..., :-1, :].log_softmax(-1)
+        log_p = log_p.gather(-1, labels.clamp(min=0).long().unsqueeze(-1)).squeeze(-1)
+        return torch.where(counted, -log_p, 0), counted.to(log_p.dtype)
+
+    def values(self, outputs: Tensor, y: Tensor) -> Tensor:
+        losses, counted = self.tokens(outputs, y)
+        return losses.sum(-1) / counted.sum(-1).clamp(min=1)
+
+    def mean(self, outputs: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+        losses, counted = self.tokens(outputs, y)
+        if mask is not None:
+            counted = counted * mask.unsqueeze(-1).to(counted.dtype)
+        return (losses * counted).sum((-2, -1)) / counted.sum((-2, -1)).clamp(min=1)
+
+    def predictions(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Hits and -log p of the labels, [n, T - 1, 2]."""
+        hits = outputs[:, :-1].argmax(-1) == y[:, 1:]
+        losses, _ = self.tokens(outputs, y)
+        return torch.stack([hits.to(losses.dtype), losses], -1)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """The token with the largest logit behind each position, [n, T]."""
+        return outputs.argmax(-1)
+
+    def n_statistics(self, n_outputs: int) -> int:
+        return 3
+
+    def statistics(self, predictions: Tensor, y: Tensor) -> Tensor:
+        """Hits, the sum of -log p, tokens that count."""
+        counted = (y[:, 1:] != IGNORED).double()
+        sums = (predictions.double() * counted.unsqueeze(-1)).sum((0, 1))
+        return torch.cat([sums, counted.sum().view(1)])
+
+    def scores(self, statistics: Tensor, n: Tensor) -> Metrics:
+        hits, losses, counted = statistics.sum(0)
+        return {"token_accuracy": hits / counted, "perplexity": (losses / counted).exp()}
+
+
 LOSSES: Mapping[str, type[Loss]] = {
     "cross_entropy": CrossEntropy,
     "mse": MSE,
     "huber": Huber,
     "bce": BCE,
+    "next_token": NextToken,
 }
 
 

@@ -55,6 +55,8 @@ METRICS: Mapping[str, Metric] = {
     "rmse": Metric("root mean squared error", False, 0),
     "macro_f1": Metric("macro-F1", True, 0, 1),
     "micro_f1": Metric("micro-F1", True, 0, 1),
+    "token_accuracy": Metric("token accuracy", True, 0, 1),
+    "perplexity": Metric("perplexity", False, 1),
     "auc": Metric("AUC", False, 0, 1),
 }
 

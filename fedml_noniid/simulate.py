@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedml_noniid.engines.callbacks import Callback
+from fedml_noniid.engines.clock import Clock, scheduled
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.plan import Plan
 from fedml_noniid.engines.simulation import Simulation
@@ -23,4 +24,8 @@ def simulate(
     `settings`: method -> hyper-parameter -> value. Raises UserError.
     """
     setting = plan.setting(federation.size, federation.n_public)
-    return Simulation(registry.build(recipe, settings, setting), federation, plan, callbacks)
+    algorithm = registry.build(recipe, settings, setting)
+    if plan.clock is not None:
+        plan, federation = scheduled(algorithm, federation, plan)
+    clock = [] if plan.schedule is None else [Clock(plan.schedule)]
+    return Simulation(algorithm, federation, plan, [*clock, *callbacks])

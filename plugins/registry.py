@@ -19,17 +19,24 @@ from fedml_noniid.core.errors import UserError, among, closest, together
 from fedml_noniid.core.options import RecipeError, check_options
 from fedml_noniid.own_code import is_path, source_of_class
 from fedml_noniid.plugins.baselines.apfl import APFL
+from fedml_noniid.plugins.baselines.bucketing import Bucketing
 from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
+from fedml_noniid.plugins.baselines.centred_clipping import CentredClipping
+from fedml_noniid.plugins.baselines.cfl import CFL
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from fedml_noniid.plugins.baselines.ditto import Ditto
 from fedml_noniid.plugins.baselines.dpfedavg import DPFedAvg
 from fedml_noniid.plugins.baselines.dpsgd import DPSGD
+from fedml_noniid.plugins.baselines.ef21 import EF21
+from fedml_noniid.plugins.baselines.ef_sign import EFSign
 from fedml_noniid.plugins.baselines.fed3r import Fed3R
 from fedml_noniid.plugins.baselines.fedala import FedALA
+from fedml_noniid.plugins.baselines.fedasync import FedAsync
 from fedml_noniid.plugins.baselines.fedavgm import FedAvgM
 from fedml_noniid.plugins.baselines.fedbabu import FedBABU
 from fedml_noniid.plugins.baselines.fedbn import FedBN
+from fedml_noniid.plugins.baselines.fedbuff import FedBuff
 from fedml_noniid.plugins.baselines.fedcm import FedCM
 from fedml_noniid.plugins.baselines.feddc import FedDC
 from fedml_noniid.plugins.baselines.feddecorr import FedDecorr
@@ -53,12 +60,18 @@ from fedml_noniid.plugins.baselines.fedrs import FedRS
 from fedml_noniid.plugins.baselines.fedsam import FedSAM
 from fedml_noniid.plugins.baselines.finetune import FineTune
 from fedml_noniid.plugins.baselines.fsl import FSL
+from fedml_noniid.plugins.baselines.ifca import IFCA
+from fedml_noniid.plugins.baselines.krum import Krum
 from fedml_noniid.plugins.baselines.linear_probe import LinearProbe
+from fedml_noniid.plugins.baselines.median import Median, TrimmedMean
 from fedml_noniid.plugins.baselines.moon import MOON
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
+from fedml_noniid.plugins.baselines.qsgd import QSGD
+from fedml_noniid.plugins.baselines.rfa import RFA
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
 from fedml_noniid.plugins.baselines.scaffold_i import ScaffoldI
 from fedml_noniid.plugins.baselines.sgdm import SGDM, SGDMLocal, SGDMServer
+from fedml_noniid.plugins.baselines.topk import TopK
 from fedml_noniid.plugins.ccn.algorithm import CCN
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
@@ -69,20 +82,27 @@ METHODS: dict[str, type[Component]] = {
     kind.name: kind
     for kind in (
         APFL,
+        Bucketing,
         CCN,
         CCVR,
         Centralised,
+        CentredClipping,
+        CFL,
         DataSharing,
         Ditto,
         DPFedAvg,
         DPSGD,
+        EF21,
+        EFSign,
         Fed3R,
         FedAdagrad,
         FedAdam,
         FedALA,
+        FedAsync,
         FedAvgM,
         FedBABU,
         FedBN,
+        FedBuff,
         FedCM,
         FedDC,
         FedDecorr,
@@ -109,9 +129,14 @@ METHODS: dict[str, type[Component]] = {
         FineTune,
         FNR,
         FSL,
+        IFCA,
+        Krum,
         LinearProbe,
+        Median,
         MOON,
         QFedAvg,
+        QSGD,
+        RFA,
         RFedAvg,
         RFedAvgPlus,
         Scaffold,
@@ -119,6 +144,8 @@ METHODS: dict[str, type[Component]] = {
         SGDM,
         SGDMLocal,
         SGDMServer,
+        TopK,
+        TrimmedMean,
     )
 }
 

@@ -72,8 +72,8 @@ def text(
 
 
 def what_was_run(measured: Measured, targets: Iterable[Target]) -> dict[str, str]:
-    """What was run of each study of the targets, in one line."""
-    used = {study for target in targets for study in target.studies}
+    """What was run of each study that the targets read runs of, in one line."""
+    used = {study for target in targets if target.is_trained for study in target.studies}
     return {
         name: f"{one.what}: {_ran(measured, one)}"
         for name, one in measured.studies.items()

@@ -35,8 +35,11 @@ from research import replicas, studies
 log = logging.getLogger(__name__)
 
 
-def execute(place: Workspace, study: studies.Study) -> None:
-    """Runs what is left of a study, in its folder below `place.root`."""
+def execute(place: Workspace, study: studies.Study, is_trained: bool = True) -> None:
+    """Runs what is left of a study, in its folder below `place.root`.
+
+    `is_trained`: False ends it with the partitions.
+    """
     replicas.register()
     inside = workspace(place, study)
     name = f"{study.paper} {study.name}"
@@ -48,14 +51,16 @@ def execute(place: Workspace, study: studies.Study) -> None:
         return
     settings = config.load(inside.root)
     asked = study.size == "paper" and settings.train.device == "auto"
-    if asked and (reason := unusable_gpu()):
+    if is_trained and asked and (reason := unusable_gpu()):
         raise UserError(f"{name}: size paper needs the GPU, and torch can't use it: {reason}")
     check.check(settings)
     prepared(inside, settings)
-    if settings.tune is not None:
+    if is_trained and settings.tune is not None:
         write_whole(inside.root / config.FILE, tuned(place, study, settings).yaml(place.root))
         settings = config.load(inside.root)
     partitions(inside, settings)
+    if not is_trained:
+        return
     diverged = train(inside, settings, name)
     evaluated(inside, settings, name)
     write_whole(inside.root / studies.DIVERGED, json.dumps(diverged, indent=2) + "\n")

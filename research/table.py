@@ -25,7 +25,7 @@ from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.pipelines.reporting.text import as_csv, plus_minus
 from research import contrasts
 from research.runs import Group, Measured
-from research.targets import NOT_HERE, Built, Head, Target, address
+from research.targets import NOT_HERE, Built, Head, Target, address, as_printed
 
 NOT_YET, NOT_MEASURED = "not run yet", "not measured"
 MIN_RANKED = 3  # methods; a rank correlation over fewer says nothing
@@ -65,6 +65,7 @@ class Cell(NamedTuple):
     decimals: int
     reported: float | None
     reported_spread: float | None
+    printed: str = ""  # both, with the paper's digits
     instead: str = "-"  # of a missing number: the reason
     measured: Spread | None = None
     mark: str = ""  # leaks, notes and diverged seeds
@@ -87,15 +88,15 @@ class Cell(NamedTuple):
 
     @property
     def text(self) -> str:
-        """`98.02 ± 0.03 (97.88)`: our number over seeds, the paper's in brackets.
+        """`98.02 ± 0.03 (97.88 ± 0.07)`: our number over seeds, the paper's in brackets as printed.
 
         The gain is on the next line. Marks stand between the two numbers: `98.02 LEAK [1]; 1 of 3
         seeds diverges (97.88)`.
         """
         number = plus_minus(self.measured, self.decimals) if self.measured else self.instead
         cell = number + self.mark
-        if self.reported is not None:
-            cell += f" ({self.reported:g})"
+        if self.printed:
+            cell += f" ({self.printed})"
         if self.gain is None:
             return cell
         cell += f"\ngain {plus_minus(self.gain.spread, self.decimals, '+')}"
@@ -165,14 +166,18 @@ class Table:
         at = self.at[place]
         return contrasts.gain(self.measured, at, self.at[base], at["statistic"], at["scale"])
 
-    def _reported(self, place: Place) -> tuple[float | None, float | None]:
-        """The paper's number and the spread beside it."""
+    def _reported(self, place: Place) -> tuple[float | None, float | None, str]:
+        """The paper's number, the spread beside it, and both as printed."""
         of = self.spec.rows[place[0]], self.spec.columns[place[1]]
         titles = [one.get("reported", title) for one, title in zip(of, place, strict=True)]
         number = self.target.printed(*titles)
         number, spread = number if isinstance(number, list) else (number, None)
-        is_number = isinstance(number, int | float)
-        return float(number) if is_number else None, None if spread is None else float(spread)
+        if not isinstance(number, int | float):
+            return None, None, ""
+        if spread is None:
+            return float(number), None, as_printed(number)
+        printed = f"{as_printed(number)} ± {as_printed(spread)}"
+        return float(number), float(spread), printed
 
     def _reported_gain(self, place: Place, base: Place) -> float | None:
         """The paper's gain: the printed one, else the difference of its numbers."""
@@ -180,7 +185,7 @@ class Table:
         printed = reported.get("gains", {}).get(place[0])
         if printed and printed[list(reported["columns"]).index(place[1])] is not None:
             return float(printed[list(reported["columns"]).index(place[1])])
-        (one, _), (other, _) = self._reported(place), self._reported(base)
+        (one, *_), (other, *_) = self._reported(place), self._reported(base)
         return None if one is None or other is None else one - other
 
     def ranked(self) -> Iterator[tuple[str, int, dict[str, Cell]]]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ruamel.yaml import YAML
+from ruamel.yaml.representer import RoundTripRepresenter
+
 from fedml_noniid.core.errors import UserError, located
 from fedml_noniid.core.options import OpenSection, Section, validated
 from fedml_noniid.data.checks import known
@@ -14,6 +17,8 @@ from fedml_noniid.data.yaml_files import read_yaml
 from research.studies import PAPERS, folder_of, of_paper
 
 NOT_HERE = "not run at this size"
+# Kind that reads only the settings of its studies. Kind `heat_maps` reads only the partitions.
+SETTINGS_ONLY = "settings"
 
 
 class Head(Section):
@@ -46,6 +51,11 @@ class Target:
         """All studies that the target reads: the values of all keys `study` at any depth."""
         return tuple(dict.fromkeys(_studies(self.spec)))
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it reads runs of its studies."""
+        return self.kind not in (SETTINGS_ONLY, "heat_maps")
+
     def printed(self, row: str, column: str, default: object = None) -> Any:
         """A cell of the paper's own table. `default` if the table lacks it."""
         if (
@@ -69,6 +79,11 @@ class Built(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
+def as_printed(number: float) -> str:
+    """A number of reported.yaml in the paper's digits: 0.9970, which is 0.997 elsewhere."""
+    return str(RoundTripRepresenter().represent_data(number).value)
+
+
 def nothing(missing: Sequence[str], words: Sequence[str] = ()) -> Built:
     """A target without runs."""
     return Built((), {}, tuple(words), tuple(missing) or (() if words else (NOT_HERE,)))
@@ -78,7 +93,8 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
     """The targets of a paper by id. UserError for a bad file, and for studies that do not exist."""
     folder = folder_of(known("paper", paper, PAPERS), root)
     path = folder / "targets.yaml"
-    reported = read_yaml(folder / "reported.yaml")
+    read_yaml(folder / "reported.yaml")  # raises what is wrong with the file
+    reported = YAML(typ="rt").load(folder / "reported.yaml")  # keeps the digits of numbers
     studies = of_paper(paper, "paper", root)
     targets = {}
     for name, spec in read_yaml(path).items():

@@ -14,10 +14,11 @@ from research import committed, report
 from research.claims import Claims, Named
 from research.claims import of_papers as claims_of
 from research.committed import Committed
+from research.estimate import estimate
 from research.page import PAGE, Page
 from research.runs import Measured
 from research.studies import PAPERS, RESULTS, TITLES, of_paper
-from research.targets import Target, of_targets, paper_of
+from research.targets import SETTINGS_ONLY, Target, of_targets, paper_of
 from research.verdicts import UNDECIDED
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,15 @@ DOCS = Path("docs") / "results"  # in a checkout
 def targets(root: Path) -> list[tuple[str, Target]]:
     """(title of the paper, target) of every table and figure."""
     return [(TITLES[name], one) for name in PAPERS for one in of_targets(name, root).values()]
+
+
+def estimated(workspace: Workspace, paper: str, size: str, name: str | None = None) -> str:
+    """What is left of a paper's studies, or of those of its table or figure `name`. UserError."""
+    measured = Measured(paper, size, workspace.root)
+    target = of_targets(paper, workspace.root).get(name or "")
+    if target is None:
+        return estimate(measured, measured.studies)
+    return estimate(measured, target.studies if target.is_trained else ())
 
 
 def run(workspace: Workspace, paper: str, size: str) -> Path:
@@ -41,7 +51,7 @@ def run(workspace: Workspace, paper: str, size: str) -> Path:
 
 
 def build(workspace: Workspace, name: str, size: str) -> Path:
-    """Runs the studies of one table or figure and builds it alone.
+    """Runs the studies of one table or figure, as far as it reads them, and builds it alone.
 
     Returns its Markdown file. UserError.
     """
@@ -49,8 +59,8 @@ def build(workspace: Workspace, name: str, size: str) -> Path:
     studies, target = of_paper(paper, size, workspace.root), of_targets(paper, workspace.root)[name]
     from research.study import execute
 
-    for study in target.studies:
-        execute(workspace, studies[study])
+    for study in target.studies if target.kind != SETTINGS_ONLY else ():
+        execute(workspace, studies[study], target.is_trained)
     folder = RESULTS / "single" / f"{name}-{size}"
     return report.write(paper, size, workspace.root, {name: target}, folder) / f"{name}.md"
 

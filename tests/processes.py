@@ -1,7 +1,9 @@
-"""What tests ask about processes."""
+"""What tests ask about processes, and wait for."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -12,3 +14,11 @@ def alive(process: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def until(true: Callable[[], object], what: str = "it", seconds: float = 120.0) -> None:
+    """Waits until a condition holds."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"waited for {what} in vain"
+        time.sleep(0.02)

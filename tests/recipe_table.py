@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from fedml_noniid.plugins import registry
+
 # Small where a method's server learns, and above all deterministic in float32: Adam makes whole
 # steps of a gradient that is nothing but rounding (a bias before a batch norm). So FedDF's step is
 # tiny here, and FNR-FL refines with SGD.
 PARAMETERS: dict[str, dict[str, object]] = {
     "apfl": {"alpha": 0.3},
+    "cfl": {"eps1": 9.0, "eps2": 0.0, "first": 1, "clusters": 3},
     "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
     "datasharing": {"share": 0.5},
     "ditto": {"lam": 0.3},
@@ -21,6 +24,9 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedala": {"max_passes": 5, "num_pre_loss": 2, "threshold": 0.01},
     "fedbabu": {"weights": "uniform"},
     "fedbn": {},
+    # Without a clock all models are those of the round.
+    "fedasync": {"server_lr": 0.6},
+    "fedbuff": {"server_lr": 0.8},
     "fedcm": {"alpha": 0.3},
     "feddc": {"alpha": 0.3},
     "feddecorr": {"beta": 0.3},
@@ -49,6 +55,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedsam": {"rho": 0.3},
     "finetune": {},
     "fsl": {"epochs": 2, "batch_size": 8},
+    "ifca": {"clusters": 3},
     "linear_probe": {},
     "moon": {"mu": 0.5},
     "qfedavg": {"q": 0.7},
@@ -70,6 +77,18 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "scaffold_i": {"server_lr": 0.9},
     "sgdm_local": {"gamma": 0.5},
     "sgdm_server": {"gamma": 0.5},
+    # compressed updates
+    "ef21": {"share": 0.2},
+    "ef_sign": {},
+    "qsgd": {"bits": 3},
+    "topk": {"share": 0.2},
+    # against dishonest clients; of the three silos of a test, Krum can exclude none
+    "bucketing": {},
+    "centred_clipping": {"tau": 0.05, "beta": 0.6},
+    "krum": {"f": 0},
+    "median": {},
+    "rfa": {},
+    "trimmed_mean": {"beta": 0.34},
 }
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus")
 READINGS = (
@@ -83,7 +102,10 @@ READINGS = (
     "sgdm_server",
 )
 PRIVATE = ("dpfedavg", "dpsgd")
-BASES = tuple(m for m in PARAMETERS if m not in (*PAPERS, *READINGS, *PRIVATE))
+ROBUST = ("bucketing", "centred_clipping", "krum", "median", "rfa", "trimmed_mean")
+COMPRESSED = ("ef21", "ef_sign", "qsgd", "topk")
+APART = (*PAPERS, *READINGS, *PRIVATE, *ROBUST, *COMPRESSED)
+BASES = tuple(m for m in PARAMETERS if m not in APART)
 
 # Pairs of a base, or a paper, with a paper that are unsound, and the words that refuse them.
 UNSOUND = {
@@ -96,6 +118,18 @@ UNSOUND = {
     "fedbn+fnr": "outside of local training",
     "fedper+fnr": "outside of local training",
     "fedrep+fnr": "outside of local training",
+    **{f"{clusters}+fnr": "adds their updates to one" for clusters in ("cfl", "ifca")},
+    **{f"{clusters}+fednnnn": "no client has it" for clusters in ("cfl", "ifca")},
+    **{
+        f"{clusters}+{paper}": "belongs to one model"
+        for clusters in ("cfl", "ifca")
+        for paper in ("rfedavg", "rfedavg_plus")
+    },
+    **{
+        f"{stale}+{paper}": "in place of w_t"
+        for stale in ("fedasync", "fedbuff")
+        for paper in ("fnr", "rfedavg", "rfedavg_plus")
+    },
     **{f"fedproto+{paper}": "averages no model" for paper in PAPERS},
 }
 PAIRS = tuple(
@@ -139,9 +173,20 @@ MORE = (
     "apfl+fedprox+fedbabu",
     "finetune+sgdm",
     "fed3r+linear_probe",
+    "fedprox+ifca",
+    "cfl+fedbn+moon",
     "dpsgd+scaffold+moon",
     "dpsgd+dpfedavg+fedadam",
     "dpsgd+fnr",
+    "bucketing+median",
+    "fedavgm+trimmed_mean",
+    "fednnnn+median",
+    "krum+scaffold",
+    "scaffold+topk",
+    "fedadam+qsgd",
+    "ef_sign+fedbn+fedprox",
+    "ef21+rfedavg_plus",
+    "dpsgd+topk",
 )
 
 
@@ -161,6 +206,8 @@ VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("fedlc", absent="floor"),
     _with("fednnnn", variant="momentum"),
     _with("fednlr", since=2),
+    _with("krum", m=2),
+    _with("rfa", weights="uniform"),
     _with("fednova", mu=0.2),
     _with("fednova", nu="weights"),
     _with("feddyn_authors", alpha_adapt="off", clip=0.5),
@@ -199,5 +246,13 @@ def label(recipe: str, methods: dict[str, dict[str, object]]) -> str:
 
 
 ALONE = {label(*entry): entry for entry in (*SINGLES, *VARIANTS)}  # a method by itself
-DEPLOYED = ALONE | {label(*entry): entry for entry in COMPOSITIONS}
-EVERY = DEPLOYED | {label(*entry): entry for entry in SIMULATED}
+COMPOSED = {label(*entry): entry for entry in COMPOSITIONS}
+EVERY = ALONE | COMPOSED | {label(*entry): entry for entry in SIMULATED}
+STALE = {name for name, kind in registry.METHODS.items() if kind().needs.stale}
+# A deployment waits for all, so it has no answers of models of earlier rounds.
+DEPLOYED = {
+    name: entry
+    for name, entry in (ALONE | COMPOSED).items()
+    if STALE.isdisjoint(entry[0].split("+"))
+}
+DEPLOYED_ALONE = {name: entry for name, entry in DEPLOYED.items() if name in ALONE}

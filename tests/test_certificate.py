@@ -298,3 +298,18 @@ def test_every_check_of_the_module_is_of_the_suite_or_a_walk() -> None:
     helpers |= {"close", "close_together", "draws_for_clients"}
     for name in {*names} - helpers:
         assert f"checks.{name}" in walks + suite, name
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "why"),
+    [
+        ("krum", {"f": 1}, "'krum': f = 1, m = 1 of 3 clients"),
+        ("fedbuff", {}, "'fedbuff' is for simulations"),
+    ],
+)
+def test_silos_are_not_tried_with_a_method_that_refuses_three_of_them(
+    method: str, settings: dict[str, object], why: str
+) -> None:
+    for name in ("wire", "silos-pair"):
+        with pytest.raises(NotTriedError, match=why):
+            CHECKS[name].run(Case(method, settings))

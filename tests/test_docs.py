@@ -295,7 +295,7 @@ def test_the_page_of_networks_lists_the_methods_that_need_more(
         (DOCS / "methods.md").read_text(),
         flags=re.MULTILINE,
     )
-    setting = Setting(n_clients=3, cohort=2, n_public=9)._replace(**{missing: False})
+    setting = Setting(n_clients=9, cohort=6, n_public=9)._replace(**{missing: False})
     refused, name = set(), ""
     for dash, found, method in rows:
         name = name if dash else found.lower()

@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from sklearn import metrics as sk
 from torch import Tensor
 
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.losses import CROSS_ENTROPY, CrossEntropy, Loss
-from fedml_noniid.losses import BCE, LOSSES, MSE, Huber, MultiLabel, Regression
+from fedml_noniid.losses import BCE, LOSSES, MSE, Huber, MultiLabel, NextToken, Regression
 from fedml_noniid.metrics import METRICS
 
 CLIENTS, BATCH, OUTPUTS = 3, 7, 4
-BUILT: dict[str, Loss] = {name: kind() for name, kind in LOSSES.items()} | {"wide": Huber(2.5)}
+BUILT: dict[str, Loss] = {name: kind() for name, kind in LOSSES.items() if kind.per_target}
+BUILT["wide"] = Huber(2.5)
 
 
 def drawn(loss: Loss, *rows: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -71,10 +73,10 @@ def test_a_gradient_has_autograds_bits(
 def scored(loss: Loss, outputs: Tensor, y: Tensor, *sizes: int) -> dict[str, float]:
     """The metrics of samples that lie in sets of these sizes."""
     parts = zip(outputs.split(sizes), y.split(sizes), strict=True)
-    found = [loss.statistics(loss.predictions(out), y) for out, y in parts]
+    found = [loss.statistics(loss.predictions(out, y), y) for out, y in parts]
     assert all(len(one) == loss.n_statistics(OUTPUTS) for one in found)
     every = loss.scores(torch.stack(found), torch.tensor(sizes, dtype=torch.float64))
-    every = every | loss.of_all(loss.predictions(outputs), y)
+    every = every | loss.of_all(loss.predictions(outputs, y), y)
     assert every.keys() <= METRICS.keys() and every.keys() >= {*loss.metrics}
     return {key: value.item() for key, value in every.items()}
 
@@ -141,5 +143,82 @@ def test_other_values_are_never_trained_with_the_gradient_of_their_parent() -> N
 
 def test_targets_of_labels_are_zero_or_one() -> None:
     assert not BCE().refused(torch.tensor([[0.0, 1.0]])) and not MSE().refused(torch.ones(2, 1) / 3)
-    assert BCE().refused(torch.tensor([[0.0, 0.5]])) == "is neither 0 nor 1"
+    assert BCE().refused(torch.tensor([[0.0, 0.5]])) == "a target is neither 0 nor 1"
     assert np.isinf(MSE().statistics_range.low) and BCE().statistics_range.low == 0
+
+
+TOKENS, LENGTH = 6, 5
+
+
+def sentences() -> tuple[Tensor, Tensor]:
+    """Logits [BATCH, T, V] and labels, a third of which don't count; none of the last sample."""
+    generator = torch.Generator().manual_seed(2)
+    logits = 3 * torch.randn(BATCH, LENGTH, TOKENS, generator=generator, dtype=torch.float64)
+    y = torch.randint(TOKENS, (BATCH, LENGTH), generator=generator).double()
+    y[torch.rand(BATCH, LENGTH, generator=generator) < 0.3] = -100
+    y[-1, 1:] = -100
+    return logits, y
+
+
+def by_hand(logits: Tensor, y: Tensor) -> tuple[list[list[float]], int]:
+    """(-log p of the labels of each sample, hits), token by token in NumPy."""
+    losses: list[list[float]] = []
+    hits = 0
+    for rows, labels in zip(logits.numpy(), y.numpy(), strict=True):
+        losses.append([])
+        for row, label in zip(rows[:-1], labels[1:], strict=True):
+            if label != -100:
+                p = np.exp(row) / np.exp(row).sum()
+                losses[-1].append(-np.log(p[int(label)]))
+                hits += int(row.argmax() == label)
+    return losses, hits
+
+
+def test_next_token_is_the_mean_over_tokens_and_labels_below_0_do_not_count() -> None:
+    (logits, y), loss = sentences(), NextToken()
+    losses, hits = by_hand(logits, y)
+    every = np.concatenate(losses)
+    shifted = logits[:, :-1].flatten(0, 1), y[:, 1:].flatten().long()
+    assert F.cross_entropy(*shifted, ignore_index=-100).item() == pytest.approx(every.mean())
+    mask = torch.arange(BATCH) < 4
+    wanted = {None: every.mean(), mask: np.concatenate(losses[:4]).mean()}
+    for padding, mean in wanted.items():
+        assert loss.mean(logits, y, padding).item() == pytest.approx(mean, rel=1e-12)
+    both = loss.mean(torch.stack([logits, logits]), torch.stack([y, y]), torch.stack([mask] * 2))
+    assert both.tolist() == pytest.approx([wanted[mask]] * 2, rel=1e-12)
+    by_sample = [np.mean(one) if one else 0 for one in losses]
+    assert loss.values(logits, y).tolist() == pytest.approx(by_sample, rel=1e-12)
+    for sizes in ((BATCH,), (1, BATCH - 1)):
+        assert scored(loss, logits, y, *sizes) == pytest.approx(
+            {"token_accuracy": hits / len(every), "perplexity": np.exp(every.mean())}, rel=1e-12
+        )
+    assert torch.equal(loss.answers(logits), logits.argmax(-1))
+
+
+def test_an_impossible_token_without_a_label_gives_no_nan() -> None:
+    logits, y = sentences()
+    y[0, 1:] = torch.tensor([1.0, -100, 1, 1])
+    logits[0, 1, 0] = -torch.inf  # log p of token 0, where no label counts
+    watched = logits.requires_grad_()
+    NextToken().mean(watched, y, None).backward()  # type: ignore[no-untyped-call]
+    assert watched.grad is not None and watched.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("label", "vocabulary", "message"),
+    [
+        (0.5, None, "a target is 0.5; allowed: tokens, whole numbers from 0, or -100"),
+        (-1.0, TOKENS, "a target is -1; allowed: tokens, 0 to 5, or -100"),
+        (6.0, TOKENS, "a target is 6; allowed: tokens, 0 to 5, or -100"),
+        (1.0, 0, r"the network gives \[B, n_classes\]; allowed: \[B, T, V\]"),
+    ],
+)
+def test_labels_of_tokens_are_tokens_of_the_network(
+    label: float, vocabulary: int | None, message: str
+) -> None:
+    y = torch.tensor([[label, -100.0]])
+    with pytest.raises(UserError, match=message):
+        NextToken().check(y, vocabulary)
+    NextToken().check(torch.tensor([[5.0, -100.0]]), TOKENS)
+    with pytest.raises(UserError, match=r"gives \[B, T, V\]; allowed: loss next_token"):
+        MSE().check(y, TOKENS)

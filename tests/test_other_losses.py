@@ -25,7 +25,7 @@ from fedml_noniid.deploy import settings as silo_settings
 from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.engines.evaluation import check_measured, evaluate
 from fedml_noniid.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.losses import LOSSES, MSE, Regression, loss_of
+from fedml_noniid.losses import MSE, Regression, loss_of
 from fedml_noniid.metrics import main_of
 from fedml_noniid.models import build
 from fedml_noniid.plugins.registry import METHODS
@@ -36,7 +36,6 @@ from tests.recipe_table import ALONE, settings
 from tests.walks import thinned
 
 TARGETS, FEATURES = 2, 6
-OTHERS = [name for name in LOSSES if name != "cross_entropy"]
 
 
 def targets(of: Samples, labels: bool = False) -> Samples:

@@ -15,8 +15,9 @@ import pytest
 
 import fedml_noniid as nd
 from fedml_noniid import foreign
-from fedml_noniid.core.component import Setting
+from fedml_noniid.core.component import MODELS, Setting
 from fedml_noniid.core.errors import UserError
+from fedml_noniid.engines.personal import PERSONAL
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins import registry
 from tests import federation, own_package
@@ -129,6 +130,9 @@ REFUSED = {
     "no name": (changed('    name: ClassVar[str] = "fedx"\n', ""), "has no name; add `name"),
     "no word": (changed('"fedx"', '"fed x"'), "name = 'fed x' is refused; allowed: letters"),
     "reserved": (changed('"fedx"', '"train"'), "name = 'train' is refused; allowed: all but"),
+    # A client's memory and an Ask have names beside those of methods.
+    "own": (changed('"fedx"', '"own"'), "name = 'own' is refused; allowed: all but"),
+    "models": (changed('"fedx"', '"models"'), "name = 'models' is refused; allowed: all but"),
     "no dataclass": (changed("@dataclass(frozen=True)\n", ""), "is no frozen dataclass"),
     "no default": (changed("NonNegative = 0.1", "NonNegative"), "'mu' has no default"),
     "taken by us": (changed('"fedx"', '"fedprox"'), "'fedprox' is taken by package fedml-noniid"),
@@ -178,8 +182,10 @@ def test_two_dotted_paths_of_one_name_are_refused(place: Path) -> None:
 
 
 def test_the_reserved_names_are_those_of_settings() -> None:
-    """They stand beside methods in an entry of `recipes`, and in a run's parameters."""
-    assert {"fedavg", "data", "scenario", *config.Recipe.model_fields} == foreign.RESERVED
+    """They stand beside methods in an entry of `recipes`, and in a run's parameters; or in a
+    client's memory and in an Ask."""
+    of_settings = {"fedavg", "data", "scenario", *config.Recipe.model_fields}
+    assert {*of_settings, PERSONAL, MODELS} == foreign.RESERVED
 
 
 def test_methods_lists_an_installed_one_and_one_that_fails(place: Path) -> None:

@@ -30,7 +30,6 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="there is no chromium"),
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),
     pytest.mark.filterwarnings("ignore:.*type hint is inferred as AnyType"),
 ]
 WIDTH = {"wide": 1280, "narrow": 500}  # pixels

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from safetensors.torch import load
 
 from fedml_noniid.api import running, settings
 from fedml_noniid.api.data import Data
 from fedml_noniid.api.process import in_turn
-from fedml_noniid.api.split import Split, check_data
+from fedml_noniid.api.split import Split, check_data, without_unseen
 from fedml_noniid.core.options import unknown, validated
+from fedml_noniid.data.indices import Indices
 from fedml_noniid.engines.simulation import drive
-from fedml_noniid.pipelines.experiment.config import ChooseSettings
+from fedml_noniid.pipelines.experiment.config import ChooseSettings, Config, Unit
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.owner_scores import scores_of_owners
 from fedml_noniid.pipelines.experiment.results import numbers
 from fedml_noniid.pipelines.experiment.search import Answers, Request, choosing
 from fedml_noniid.pipelines.reporting.decision import RECIPES, Decision, decide
@@ -88,6 +92,9 @@ def choose(
     `lr`, and three times `lr`), `seeds` (of the search), `fresh` (seeds of the final), `finalists`.
     The other arguments are those of `run`. `validation` is 0.1 by default.
 
+    Recipes with a model per client, such as finetune and fedper, take part where the partition goes
+    by owner: all are then judged on the samples of the clients' owners.
+
     UserError for mistakes in the arguments, and if FedAvg diverges.
 
     >>> import fedml_noniid as nd
@@ -104,6 +111,7 @@ def choose(
     given = {"seeds": [0], "processes": processes, **options}
     if isinstance(data, Data):
         given.setdefault("validation", HELD_OUT)
+    data = data if isinstance(data, Split) else without_unseen(where, data, given)
     callbacks, given = running.callbacks_of(where, given)
     entries = running.entries_of(where, recipes)
     config = running.settings_of(where, data, entries, given, "")
@@ -113,18 +121,29 @@ def choose(
         wanted = validated(ChooseSettings, settings.plain(search or {}))
         plan = choosing(config.model_copy(update={"choose": wanted}))
 
+    whole = data.data if isinstance(data, Split) else data
+
+    def item_of(config: Config, unit: Unit, known: dict[str, Indices]) -> Item:
+        indices = running.indices_of(data, config, unit, known)
+        return Item.from_parts(config, unit, whole.dataset, indices)
+
     def answer(request: Request) -> Answers:
         laid_out = plan.laid_out(request)
         units = [(laid_out, unit) for unit in laid_out.units()]
         ended = running.executed(where, data, units, callbacks, progress, folder)
+        indices = dict[str, Indices]()
         finals: dict[str, list[dict[str, float]]] = {entry: [] for entry in laid_out.recipe_names}
         for (_, unit), files in zip(units, ended, strict=True):
-            if not files.reason:
-                finals[unit.recipe].append(numbers(files.final))
+            if files.reason:
+                continue
+            scores = files.final
+            if plan.is_by_owner:
+                item = item_of(laid_out, unit, indices).ended(len(files.seconds))
+                tensors = load(files.run["model.safetensors"])
+                scores = scores_of_owners(item, {k: x.to(item.device) for k, x in tensors.items()})
+            finals[unit.recipe].append(numbers(scores))
         return {e: own if len(own) == len(request.seeds) else [] for e, own in finals.items()}
 
     with settings.arguments(where):
-        indices = running.indices_of(data, config, config.units()[0], {})
-        whole = data.data if isinstance(data, Split) else data
-        sizes = len(indices.validation), len(whole.dataset.test_y)
+        sizes = plan.sizes(item_of(config, config.units()[0], {}))
         return Choice(drive(decide(plan, *sizes), answer))

@@ -18,6 +18,7 @@ from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.settings import plain
 from fedml_noniid.core.errors import UserError, shown
 from fedml_noniid.data import datasets
+from fedml_noniid.data import unseen as unseen_owners
 from fedml_noniid.data.dataset import Dataset, Raw
 from fedml_noniid.data.inputs import to_array
 from fedml_noniid.data.readers.arrays import of_named
@@ -65,6 +66,23 @@ class Data:
         if encoded is None:
             return _like(self.dataset, x)
         return encoded.to(self.dataset.train_x.dtype)
+
+    def without(self, unseen: int | Sequence[str]) -> Data:
+        """This table read anew without some owners, to whose rows then nothing is fitted.
+
+        `unseen`: their names, or how many are drawn, always the same ones. `dataset.unseen_x` and
+        `unseen_y` have their samples. UserError for data without named owners, and for other names.
+
+        >>> import fedml_noniid as nd
+        >>> import pandas as pd
+        >>> rows = [{"age": a, "ill": int(a > 50), "ward": f"w{a % 4}"} for a in range(20, 80)]
+        >>> data = nd.from_frame(pd.DataFrame(rows), label="ill", owner="ward")
+        >>> data.without(["w3"]).dataset.unseen_x.shape
+        torch.Size([15, 1])
+        """
+        dataset = unseen_owners.without(self.dataset, plain(unseen))
+        settings = {"checksum": dataset.checksum} if self.from_memory else {}
+        return Data(dataset, {**self.settings, **settings}, self.from_memory, dataset.encode)
 
     @property
     def name(self) -> str:

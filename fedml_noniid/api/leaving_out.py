@@ -12,23 +12,30 @@ import numpy as np
 import pandas as pd
 import torch
 from pydantic import Field
+from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedml_noniid.api import running, settings
-from fedml_noniid.api.data import Data, TableOptions, from_frame
+from fedml_noniid.api.data import Data, TableOptions, from_frame, load
 from fedml_noniid.api.predictor import Predictor
 from fedml_noniid.api.process import in_turn
-from fedml_noniid.api.result import Results, Table
+from fedml_noniid.api.result import Result, Results, Table
 from fedml_noniid.api.saved import folder_of
 from fedml_noniid.core.errors import NonFiniteError, UserError, shown
 from fedml_noniid.core.options import Count, Section
-from fedml_noniid.data.readers.frames import is_missing, table_of, taken, texts_of
+from fedml_noniid.data.files import write_whole
 from fedml_noniid.data.streams import stream, torch_stream
 from fedml_noniid.data.types import Ints
-from fedml_noniid.pipelines.experiment import check
+from fedml_noniid.pipelines.experiment.config import Config
+from fedml_noniid.pipelines.experiment.measuring import (
+    model_of_new_site,
+    share_of_largest,
+    share_of_right,
+)
+from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.comparison import Comparison, adjusted, paired
 
-WHERE = "leave_one_out"
+WHERE, FOLDER = "leave_one_out", "leave-one-out"
 ALONE = "the site alone"  # in the place of a recipe; no recipe's name has a blank
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # step sizes of fine-tuning
 MIN_SITES = 3  # one is left out, two train together
@@ -37,16 +44,16 @@ REFUSED = {  # options of `from_frame` and of `run` that have no meaning here
     "partition": "none, as each other site is a client",
     "clients": "none, as each other site is a client",
     "target": "classes alone, in `label`",
-    "missing": "median, mode, category; rows with holes can be left out before the call",
+    "unseen": "none, as each site is left out in turn",
 }
 
 
 class FewShot(Section):
     """Says how a model is fine-tuned on a site's own samples."""
 
-    shots: list[Count] = Field(min_length=1)
-    draws: Count
-    steps: Count
+    shots: list[Count] = Field(default=[5, 20, 100], min_length=1)
+    draws: Count = 10
+    steps: Count = 30
 
 
 class Site(NamedTuple):
@@ -56,7 +63,7 @@ class Site(NamedTuple):
     number: int  # in the sorted order of the names
     data: Data  # of the other sites alone, with the site's rows nowhere in it
     x: Tensor  # the site's rows as `data` has samples, [n, d]
-    y: Tensor  # [n]; -1 for a class that no other site has
+    y: Tensor  # [n]; below 0 for a class that no other site has
     pool: Ints  # rows from which own samples are drawn, [n // 2]
     tested: Ints  # the other rows
 
@@ -86,7 +93,7 @@ class LeaveOneOut:
     results: Mapping[str, Results]  # site -> the runs without it
 
     def __repr__(self) -> str:
-        return f"{self.table!r}\n{self.sentence}"
+        return f"{self.table!r}\n\n{self.summary!r}\n\n{self.sentence}"
 
 
 @in_turn()
@@ -123,8 +130,10 @@ def leave_one_out(
     The intervals are those of a paired t test over sites, with Holm's adjustment for all rows of
     the summary. Models of different sites share most training rows, so they are approximate.
 
-    UserError for mistakes in the arguments and for recipes with a model per client, before anything
-    is trained; and if a run diverges.
+    Of a recipe with a model per client, a new site gets the common model, or the mean of the parts
+    that clients keep (a mean head for fedper).
+
+    UserError for mistakes in the arguments, before anything is trained; and if a run diverges.
 
     >>> import fedml_noniid as nd
     >>> import pandas as pd
@@ -137,16 +146,34 @@ def leave_one_out(
         few = FewShot(shots=settings.plain(shots), draws=draws, steps=steps)
     few = few.model_copy(update={"shots": sorted({*few.shots})})
     for key, allowed in REFUSED.items():
-        if key in options and (key != "missing" or options[key] == "drop"):
+        if key in options:
             raise UserError(
                 f"{WHERE}: {key} = {shown(options[key])} is refused; allowed: {allowed}"
             )
     of_table = TableOptions.__annotations__.keys() | {"normalise"}
     columns = {key: value for key, value in options.items() if key in of_table}
     others = {key: value for key, value in options.items() if key not in of_table}
-    sites = _sites(frame, str(label), str(owner), columns)
-    given = {"seeds": seeds, "processes": processes, "partition": "natural", **others}
-    _check_recipes(recipes, sites[0], given)
+    if not isinstance(frame, pd.DataFrame):
+        raise UserError(
+            f"{WHERE}: frame is of type {type(frame).__name__}; allowed: a pandas.DataFrame"
+        )
+    data = from_frame(frame, label=label, owner=owner, **columns)
+    given = {"seeds": seeds, "processes": processes, **others}
+    return of_data(data, recipes, few, given, progress, folder)
+
+
+def of_data(
+    data: Data,
+    recipes: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    few: FewShot,
+    given: Mapping[str, Any],
+    progress: bool,
+    folder: str | Path | None,
+) -> LeaveOneOut:
+    """As `leave_one_out`, of a table with owners that is read. `given`: arguments of `run`."""
+    sites, given = _sites(data), {"partition": "natural", **given}
+    first = running.callbacks_of(WHERE, {**given, "clients": _n_clients(sites[0])})[1]
+    running.settings_of(WHERE, sites[0].data, running.entries_of(WHERE, recipes), first, "")
     path = None if folder is None else folder_of(WHERE, folder)
     results = {}
     for site in sites:
@@ -165,39 +192,49 @@ def leave_one_out(
     return LeaveOneOut(table, summary, few_shot, sentence, results)
 
 
-def _sites(frame: object, label: str, owner: str, columns: Mapping[str, Any]) -> list[Site]:
+def of_experiment(workspace: Workspace, config: Config, progress: bool) -> LeaveOneOut:
+    """Leaves out each site of the experiment in turn, with its recipes, seeds and training, as
+    `leave_one_out` does; leave-one-out/ keeps the runs and gets the tables."""
+    folder = workspace.root / FOLDER
+    source, scenario = config.data, config.scenarios[config.scenario_names[0]]
+    if source.embed is not None:
+        raise UserError(f"{WHERE}: data.embed is refused; allowed: null, as the data are read anew")
+    data = load(source.name, root=workspace.given(source.root), **source.options)
+    recipes = {
+        name: {"recipe": config.composition(name), **config.recipes[name].values}
+        for name in config.recipe_names
+    }
+    given = {
+        **config.train.model_dump(),
+        "seeds": config.seeds,
+        "public": source.public,
+        "participation": scenario.participation,
+        "processes": config.machine.processes or 1,
+    }
+    left_out = of_data(data, recipes, FewShot(), given, progress, folder)
+    for name in ("table", "summary"):
+        frame: pd.DataFrame = getattr(left_out, name)
+        write_whole(folder / f"{name}.csv", str(frame.to_csv(index=False, lineterminator="\n")))
+    return left_out
+
+
+def _sites(data: Data) -> list[Site]:
     """Every site with the data of the others. UserError for columns and values that don't fit."""
-    if not isinstance(frame, pd.DataFrame):
-        raise UserError(
-            f"{WHERE}: frame is of type {type(frame).__name__}; allowed: a pandas.DataFrame"
-        )
-    from_frame(frame, label=label, owner=owner, **columns)  # refuses what doesn't fit
-    table = table_of("frame", frame.mask(frame.isin([*(columns.get("na") or ())])))
-    cells = {column: texts_of(table, column) for column in (label, owner)}
-    for column, texts in cells.items():
-        if n_missing := is_missing(texts).sum():
-            raise UserError(
-                f"{WHERE}: column {column!r} has no value in {n_missing} rows; allowed: a value in "
-                "each row; leave these rows out"
-            )
-    names = sorted(cells[owner].texts)
+    names = data.dataset.owner_names
     if len(names) < MIN_SITES:
         raise UserError(
-            f"{WHERE}: column {owner!r} has {len(names)} sites; allowed: at least {MIN_SITES}, as "
-            "the others train together"
+            f"{WHERE}: the data have {len(names)} sites; allowed: at least {MIN_SITES}, as the "
+            "others train together"
         )
     sites = []
     for number, name in enumerate(names):
-        is_own = cells[owner].among(names) == number
-        try:
-            data = from_frame(frame[~is_own], label=label, owner=owner, **columns)
-            x = data.samples(frame[is_own])
-        except UserError as error:
-            raise UserError(f"{WHERE}: without site {shown(name)}: {error}") from None
-        y = torch.from_numpy(taken(cells[label], is_own).among(data.classes))
+        with settings.arguments(f"{WHERE}: without site {shown(name)}"):
+            others = data.without([name])
+        x, y = others.dataset.unseen_x, others.dataset.unseen_y
+        assert x is not None and y is not None, "the site's"
         order = stream(0, "leave one out/half", number).permutation(len(y))
         half = len(y) // 2
-        sites.append(Site(name, number, data, x, y, order[:half], order[half:]))
+        sites.append(Site(name, number, others, x, y, order[:half], order[half:]))
     return sites
 
 
@@ -207,24 +244,10 @@ def _n_clients(site: Site) -> int:
     return 0 if owners is None else len(np.unique(owners.numpy()))
 
 
-def _check_recipes(recipes: object, site: Site, given: Mapping[str, Any]) -> None:
-    """UserError for wrong settings, and for recipes that have no model for a new site."""
-    given = running.callbacks_of(WHERE, {**given, "clients": _n_clients(site)})[1]
-    config = running.settings_of(WHERE, site.data, running.entries_of(WHERE, recipes), given, "")
-    for name in config.recipe_names:
-        with settings.arguments(WHERE):
-            algorithm = check.compose(config, name, config.scenario_names[0])
-        if algorithm.needs.personal or algorithm.own_model is not None:
-            raise UserError(
-                f"{WHERE}: recipe {name} is refused: each client has a model of its own, and a new "
-                "site has none; allowed: recipes with one model"
-            )
-
-
 def _trials(site: Site, results: Results, few: FewShot) -> Iterator[dict[str, Any]]:
     """A row per model, number of own samples and step size; 0 own samples are the zero-shot."""
     starts = {
-        (result.recipe, seed): (result, result.model(seed))
+        (result.recipe, seed): (result, _model(result, seed))
         for result in results
         for seed in result.seeds
     }
@@ -253,10 +276,16 @@ def _trials(site: Site, results: Results, few: FewShot) -> Iterator[dict[str, An
 
 @torch.no_grad()
 def _accuracy(model: Predictor, site: Site) -> float:
-    """The accuracy on the site's rows that test. Logits that are not finite count as wrong."""
-    outputs, y = model(site.x[site.tested]), site.y[site.tested]
-    right = (outputs.argmax(1) == y) & outputs.isfinite().all(1)
-    return float(right.double().mean())
+    """The accuracy on the site's rows that test."""
+    return share_of_right(model(site.x[site.tested]), site.y[site.tested])
+
+
+def _model(result: Result, seed: int) -> Predictor:
+    """What a new site gets."""
+    clients = result.clients[result.clients["seed"] == seed].sort_values("client")
+    tensors = load_tensors(result.files[seed].run["model.safetensors"])
+    model = model_of_new_site(tensors, clients["samples"].tolist())
+    return Predictor(result.network, *model, result.data.dataset)
 
 
 def _with_rates(trials: pd.DataFrame) -> pd.DataFrame:
@@ -287,12 +316,11 @@ def _table(
     rows = []
     for number, recipe in enumerate(result.recipe for result in results[sites[0].name]):
         for site in sites:
-            _, counts = np.unique(site.y[site.tested].numpy(), return_counts=True)
             row = {
                 "recipe": recipe,
                 "site": site.name,
                 "rows": len(site.y),
-                "majority": float(counts.max()) / len(site.tested),
+                "majority": share_of_largest(site.y[site.tested]),
                 "others": results[site.name][number].metrics["accuracy"].mean(),
                 "zero_shot": zero_shot[recipe, site.name],
             }

@@ -107,7 +107,7 @@ def height_of_clients(recipes: int) -> float:
 
 def clients(
     axes: Axes,
-    values: Mapping[str, pd.Series[float]],
+    values: Mapping[str, Sequence[float]],
     recipes: Sequence[str],
     main: str = "accuracy",
 ) -> None:

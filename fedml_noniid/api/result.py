@@ -25,6 +25,7 @@ from fedml_noniid.api.predictor import Predictor, Tuning
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.saved import Files, folder_of
 from fedml_noniid.core.errors import NonFiniteError, UserError, among, closest, shown
+from fedml_noniid.core.trees import Params
 from fedml_noniid.data.files import write_whole
 from fedml_noniid.data.readers.frames import exactly, table_of, texts_of
 from fedml_noniid.engines.evaluation import BATCH
@@ -33,8 +34,13 @@ from fedml_noniid.metrics import metric_of
 from fedml_noniid.models.model import Model
 from fedml_noniid.models.settings import build_network
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
-from fedml_noniid.pipelines.experiment.results import ItemResult, Site, of_clients
+from fedml_noniid.pipelines.experiment.measuring import (
+    UNSEEN,
+    final_model,
+    personal_parts,
+    with_frozen,
+)
+from fedml_noniid.pipelines.experiment.results import ItemResult, Site, of_clients, unseen_sites
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, method_table, summary
 from fedml_noniid.pipelines.reporting.heatmap import verbatim
@@ -90,7 +96,8 @@ class Result:
     def rounds(self) -> pd.DataFrame:
         """A row per seed and round: the columns of rounds.csv, and the seconds of the round.
 
-        NaN: not measured.
+        `client_accuracy/<client>`: of each of at most 50 clients, on its own test samples. NaN: not
+        measured.
         """
         frame = self._frame("run", "rounds.csv")
         frame[SECONDS] = [second for files in self.files.values() for second in files.seconds]
@@ -114,6 +121,14 @@ class Result:
         return self._frame("evaluation", f"per_{'class' if has_classes else 'target'}.csv")
 
     @cached_property
+    def unseen(self) -> pd.DataFrame:
+        """A row per seed and owner that took no part: its samples, the share of its largest class,
+        and the accuracy of the model that it would get."""
+        has_some = any(UNSEEN in files.evaluation for files in self.files.values())
+        columns = ["seed", "owner", "samples", "majority_accuracy", "accuracy"]
+        return self._frame("evaluation", UNSEEN) if has_some else pd.DataFrame(columns=columns)
+
+    @cached_property
     def metrics(self) -> pd.DataFrame:
         """A row per seed: the numbers of metrics.json."""
         rows = [
@@ -127,15 +142,19 @@ class Result:
     def weights(self) -> dict[int, dict[str, Tensor]]:
         """Seed -> name -> tensor: parameters and buffers of the final model, on the CPU, in the
         order of the network."""
-        loaded = {
-            seed: final_model(load(files.run["model.safetensors"]))
-            for seed, files in self.files.items()
-        }
+        loaded = {seed: final_model(self._tensors(seed)) for seed in self.files}
         names = [*chain(*self.network.init(torch.Generator().manual_seed(0)))]
         return {
             seed: dict(sorted({**params, **buffers}.items(), key=lambda leaf: names.index(leaf[0])))
             for seed, (params, buffers) in loaded.items()
         }
+
+    def _tensors(self, seed: int) -> Params:
+        """The content of model.safetensors, with what was not saved. UserError."""
+        tensors: Params = load(self.files[seed].run["model.safetensors"])
+        if self.settings.train.save == "all":
+            return tensors
+        return with_frozen(tensors, self.network, seed, self._records[seed])
 
     @cached_property
     def network(self) -> Model:
@@ -163,7 +182,7 @@ class Result:
         if seed is None or seed not in self.files:
             allowed = ", ".join(map(str, self.files)) or "none"
             raise UserError(f"model: seed = {shown(seed)} has no result; allowed: {allowed}")
-        tensors = load(self.files[seed].run["model.safetensors"])
+        tensors = self._tensors(seed)
         (params, buffers), parts = final_model(tensors), personal_parts(tensors)
         n = self.settings.scenarios[self.settings.scenario_names[0]].clients
         if (client is None) == bool(parts) or (parts and client not in range(n)):
@@ -353,6 +372,7 @@ class Result:
                 files=(),
                 notes=tuple(record["notes"]),
                 sites=self._sites(clients[clients["seed"] == seed]),
+                unseen=unseen_sites(self.unseen[self.unseen["seed"] == seed].to_dict("records")),
             )
             for seed, record in self._records.items()
         ]
@@ -631,7 +651,7 @@ class Results(Sequence[Result]):
 
     def plot_clients(self, ax: Axes | None = None) -> Figure:
         """Draws the accuracy of each client, a panel for each setting, into a new figure of pyplot;
-        all seeds together.
+        all seeds together. With `natural` and named owners: on the owner's test samples.
 
         `ax`: where to draw, if there is one setting.
 
@@ -646,7 +666,7 @@ class Results(Sequence[Result]):
         panels = plots.axes_for(len(points), ax, (plots.ACCURACY[0], height), share_x=True)
         for axes, (title, group) in zip(panels, points, strict=True):
             values = {
-                result.recipe: result.clients[of_clients(result.clients.columns)].dropna()
+                result.recipe: [score for run in result._runs for score in run.client_scores]
                 for result in group
                 if result.files
             }

@@ -19,7 +19,7 @@ from fedml_noniid.api.data import Data
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.result import Result, Results, result_of
 from fedml_noniid.api.saved import Files, folder_of
-from fedml_noniid.api.split import Split, check_data
+from fedml_noniid.api.split import Split, check_data, without_unseen
 from fedml_noniid.core.errors import Mistake, NonFiniteError, UserError, shown
 from fedml_noniid.data.indices import Indices
 from fedml_noniid.engines.callbacks import Callback, OnRow
@@ -68,8 +68,9 @@ def run(
       `{"start": 0.1, "decay": "cosine"}`), and all others of the section `train`, such as
       `momentum` and `device`
     - of the data: `participation` (1.0: the share of the clients in a round), `availability` (which
-      clients miss rounds), `partition` and its own options such as `alpha`, `clients`; `validation`
-      (0.0) and `public` (0), which are held out
+      clients miss rounds), `devices` and `waits` (a virtual clock), `attack` (which lie, and how),
+      `partition` and its own options such as `alpha`, `clients`; `validation` (0.0) and `public`
+      (0), which are held out; `unseen` (owners of a table that take no part)
     - of a method: its hyper-parameters under its name, such as `fnr={"p": 0.3}`
     - `callbacks`: a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in
       params.yaml. Each run has copies of the objects.
@@ -148,6 +149,9 @@ def trained_results(
     callbacks, given = callbacks_of(where, given)
     entries, axes = entries_of(where, recipes), _axes(where, over, given)
     settings.check_axes(where, entries, axes)
+    if "unseen" in axes:
+        raise UserError(f"{where}: over: unseen is refused; allowed: one value for all")
+    data = data if isinstance(data, Split) else without_unseen(where, data, given)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     named: dict[str, Config] = {}
     for number, point in enumerate(points):
@@ -320,7 +324,7 @@ def indices_of(
 ) -> Indices:
     """The partition of an item. Items whose settings make the same partition share one."""
     scenario, held_out = config.scenarios[unit.scenario], config.data
-    partitioned = scenario.model_dump(exclude={"availability", "participation"})
+    partitioned = scenario.model_dump(exclude={*settings.OF_RUN})
     key = json.dumps([partitioned, held_out.validation, held_out.public, unit.seed], sort_keys=True)
     if isinstance(data, Split) and data.seed == unit.seed:
         known.setdefault(key, data.indices)

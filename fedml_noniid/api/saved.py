@@ -159,6 +159,9 @@ def source(saved: Mapping[str, Any], data: Data | None) -> Data:
             allowed="results(folder, data)",
         )
     data = load(**saved["data"]) if data is None else data
+    ((_, scenario),) = saved["settings"]["scenarios"].items()
+    if data.dataset.checksum != saved["checksum"] and scenario.get("unseen") is not None:
+        data = data.without(scenario["unseen"])
     if data.dataset.checksum != saved["checksum"]:
         raise UserError("results: data are others than those of the runs in the folder")
     return data

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedml_noniid import models
-from fedml_noniid.core.errors import Mistake, UserError, among, closest, located
+from fedml_noniid.core.errors import Mistake, UserError, among, closest
 from fedml_noniid.data import partitions
 from fedml_noniid.data.partitions import PARTITIONS, own
 from fedml_noniid.own_code import name_of, names_code
@@ -28,6 +28,7 @@ from fedml_noniid.pipelines.experiment.config import (
     MachineSettings,
     TrainSettings,
 )
+from fedml_noniid.pipelines.experiment.scenario import OF_RUN as SCENARIO_OF_RUN
 from fedml_noniid.pipelines.experiment.scenario import Scenario
 from fedml_noniid.plugins import registry
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 TRAIN: dict[str, Any] = {"rounds": 40, "epochs": 2, "batch_size": 32, "lr": 0.1}
 # begins the name of a user's own partition; the rest is a checksum of its index lists
 GIVEN = "given-"
-OF_RUN = ("participation", "availability")  # of a scenario, these change no split
+OF_RUN = ("participation", *SCENARIO_OF_RUN)  # of a scenario, these change no split
 Values = Mapping[str, Any]
 Entries = Mapping[str, Values]  # of `recipes` in params.yaml
 
@@ -100,10 +101,7 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
         settings = checked(content, data.from_memory)
         if where != "partition":  # which knows no rounds
             check.check_drifts(settings)
-        missing = settings.scenarios[name].availability
-        if missing is not None:
-            with located("availability"):
-                missing.read(Path(), settings.train.rounds, settings.scenarios[name].clients)
+        settings.scenarios[name].read_files(Path(), settings.train.rounds)
         return _named_leaks(settings)
 
 

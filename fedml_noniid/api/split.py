@@ -170,6 +170,7 @@ def partition(
     distance 0.79 on average
     """
     check_data("partition", data, Data)
+    data = without_unseen("partition", data, options)
     lists, partition = None, name_of(partition) if callable(partition) else partition
     if indices is not None:
         if partition is not None or clients is not None:
@@ -193,6 +194,14 @@ def _short(value: Any) -> str:
     """A value in a title: a list of many numbers is cut."""
     text = settings.plain(value)
     return text if isinstance(text, str) else shown(text)
+
+
+def without_unseen(where: str, data: Data, given: Mapping[str, Any]) -> Data:
+    """The data set without the owners that the argument `unseen` leaves out. UserError."""
+    if given.get("unseen") is None:
+        return data
+    with settings.arguments(where):
+        return data.without(given["unseen"])
 
 
 def check_data(where: str, value: object, *allowed: type) -> None:

@@ -1,4 +1,4 @@
-"""The verbs of an experiment: run, check, partition, tune, choose, table."""
+"""The verbs of an experiment: run, check, partition, tune, choose, leave-one-out, table."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ def add(app: typer.Typer) -> None:
     )(run)
     verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
     verb(app, "choose", "noniid choose", "noniid choose --root ../other")(choose)
+    verb(app, "leave-one-out", "noniid leave-one-out", "noniid leave-one-out --root ../other")(
+        leave_one_out
+    )
     verb(app, "table", "noniid table --details", "noniid table --latex")(table)
 
 
@@ -47,7 +50,7 @@ def check(root: Root = Path()) -> None:
     # Imported here, as everywhere in these files: it imports torch, which takes seconds.
     from fedml_noniid.pipelines.verbs import fits
 
-    settings, note = fits.checked(place)
+    settings, notes = fits.checked(place)
     counts = {
         "recipe": len(settings.recipe_names),
         "scenario": len(settings.scenario_names),
@@ -58,7 +61,7 @@ def check(root: Root = Path()) -> None:
         f"params.yaml is right: {words} = {len(settings.units())} trainings of "
         f"{settings.train.rounds} rounds"
     )
-    if note:
+    for note in notes:
         typer.echo(f"note: {note}")
 
 
@@ -188,6 +191,23 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
 
     with exclusively(place.root):
         typer.echo("\n" + chosen(place, config.load(place.root)).text)
+
+
+def leave_one_out(root: Root = Path()) -> None:
+    """Leave out each site in turn: what a model without a site reaches on it.
+
+    Each recipe of params.yaml trains once without each site and is tested there: as it is, after
+    fine-tuning on 5, 20 and 100 of the site's samples, and beside the site alone, without a
+    federation. The differences are paired over sites. Nothing is held out for validation. Tables
+    and runs lie in leave-one-out/, so that a kill loses only the run that it stops.
+    """
+    place = workspace(root)
+    from fedml_noniid.api import leaving_out
+    from fedml_noniid.pipelines.experiment import config
+    from fedml_noniid.pipelines.verbs.repro import exclusively
+
+    with exclusively(place.root):
+        typer.echo(leaving_out.of_experiment(place, config.load(place.root), True))
 
 
 def _repro(place: Workspace, stage: str | None, details: bool = False) -> None:

@@ -16,7 +16,7 @@ from fedml_noniid.cli.verb import group, verb
 def add(app: typer.Typer) -> None:
     """Adds the group."""
     methods = group(
-        "List all methods, with hyper-parameters, defaults and papers.\n\nfedavg is the empty "
+        "List all methods, their hyper-parameters and papers.\n\nfedavg is the empty "
         "recipe. Methods of installed packages are listed too.",
         "noniid methods",
         "noniid methods show fnr",

@@ -13,6 +13,7 @@ from fedml_noniid.core.data import Samples
 from fedml_noniid.engines import federation as engines
 from fedml_noniid.engines.absences import nobody
 from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.plan import LocalTraining, Plan
 from fedml_noniid.engines.run import Checkpointing, Outcome
 from fedml_noniid.engines.simulation import Simulation
@@ -94,6 +95,7 @@ PLAN: dict[str, Any] = {
     "workers": 1,
     "observing": False,
     "clients_memory": "auto",
+    "clock": None,
 }
 LOCAL: dict[str, Any] = {
     "optimizer": "sgd",
@@ -107,6 +109,7 @@ LOCAL: dict[str, Any] = {
 }
 AROUND: dict[str, Any] = {
     "absent": nobody,
+    "attackers": None,
     "callbacks": (),
     "checkpoint": None,  # its path
     "checkpoint_every": 1,
@@ -138,7 +141,10 @@ def simulation(
         recipe,
         settings or {},
         engines.Federation.from_indices(
-            of.train, of.clients, of.test, public=of.public, absent=around["absent"]
+            *(of.train, of.clients, of.test),
+            public=of.public,
+            absent=around["absent"],
+            attackers=around["attackers"],
         ),
         Plan(
             model or network(batch_norm and takes_norms(recipe, settings or {})),
@@ -164,10 +170,16 @@ def equal(a: Outcome, b: Outcome) -> bool:
 
 
 def equal_models(a: Outcome, b: Outcome) -> bool:
-    """To the bit: weights and buffers."""
+    """To the bit: weights and buffers, and those of K models where both have such."""
+    both = a.models and b.models
     return all(
         x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x)
-        for x, y in ((a.params, b.params), (a.evaluated, b.evaluated), (a.buffers, b.buffers))
+        for x, y in (
+            (a.params, b.params),
+            (a.evaluated, b.evaluated),
+            (a.buffers, b.buffers),
+            (flatten(a.models), flatten(b.models)) if both else ({}, {}),
+        )
     )
 
 

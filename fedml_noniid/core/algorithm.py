@@ -16,6 +16,8 @@ import torch
 from fedml_noniid.core.component import (
     BODY,
     HEAD,
+    MODEL_OF,
+    MODELS,
     NORMS,
     OWNS,
     Ask,
@@ -36,6 +38,7 @@ from fedml_noniid.core.component import (
 from fedml_noniid.core.contract import (
     call,
     check_kind,
+    check_models,
     checked,
     described,
     failure,
@@ -45,10 +48,11 @@ from fedml_noniid.core.contract import (
     watching,
 )
 from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.packing import Packing
 from fedml_noniid.core.randomness import identity
 from fedml_noniid.core.sums import weighted_mean
 from fedml_noniid.core.task import Task
-from fedml_noniid.core.trees import Params, Tree, add, hidden
+from fedml_noniid.core.trees import Params, Tree, add, hidden, leaves
 
 T = TypeVar("T")
 TRAIN = "train"  # the job of local training, which no component may ask for
@@ -72,6 +76,8 @@ class RoundResult(NamedTuple):
 
 
 NO_REPLIES = "the clients' answers are hidden by noise in their sum; server.update has it"
+# What acts on the server's one model.
+OF_SERVER = {Exclusive.AVERAGE, Exclusive.SERVER_LEARNING, Exclusive.SERVER_STEP}
 # Parts that a client may keep, in words.
 KEPT = {NORMS: "batch norms", HEAD: "classifier", BODY: "layers before the classifier"}
 
@@ -130,11 +136,31 @@ class Algorithm:
         return next((c for c in self.components if overrides(c, "own_model")), None)
 
     @property
+    def received(self) -> Component | None:
+        """The component that sends clients models of its own in place of w_t, if one does."""
+        return next((c for c in self.components if Exclusive.RECEIVED in c.exclusive), None)
+
+    @property
+    def own_models(self) -> bool:
+        """Whether a component gives each client a model of its own, beside personal parts."""
+        return self._tests_received or self.own_model is not None
+
+    @property
+    def _tests_received(self) -> bool:
+        """Whether clients are tested with the models that they receive in place of w_t."""
+        return self.received is not None and Exclusive.OWN_MODEL in self.received.exclusive
+
+    @property
     def per_sample(self) -> Component | None:
         """The component that takes the gradient of each sample, if one does."""
         owned = Exclusive.SAMPLE_GRADIENTS
         mine = (c for c in self.components if overrides(c, "sample_gradients"))
         return next((c for c in mine if owned in c.exclusive), None)
+
+    def packing(self, job: str) -> Packing | None:
+        """How updates travel in the answers to a job; None: as they are."""
+        packed = (c.packing for c in self.components if c.packing is not None and job == TRAIN)
+        return next(packed, None)
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
@@ -176,6 +202,8 @@ class Algorithm:
     def init(self, at: Server) -> State:
         """The server before the first exchange."""
         slices = {c.name: call(c, "init_server", _view(at, {}, c)) for c in self.components}
+        if (c := self.received) is not None:
+            check_models(c, slices[c.name], at)
         return State(at.params, at.buffers, slices)
 
     def begin(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
@@ -196,8 +224,13 @@ class Algorithm:
                 for c in components
             }
 
+        if (owner := self.received) is not None:
+            change = yield from _asked(owner, "assign", _view(now, slices, owner))
+            state_of_owner = slices[owner.name] | (change or Change()).state
+            slices = slices | {owner.name: state_of_owner}
         shared, each_client = _named(each("broadcast")), _named(each("message"))
-        replies = yield Ask(TRAIN, at.cohort, now.params, now.buffers, shared, each_client)
+        ask = Ask(TRAIN, at.cohort, now.params, now.buffers, shared, each_client)
+        replies = yield self.with_models(ask, slices)
         _refuse_uploads(components, replies)
         now = replace(now, start=now.params, replies=replies, trained=replies.deltas)
         refined: dict[Component, Reply | None] = {}
@@ -220,7 +253,10 @@ class Algorithm:
         average = self.owned(Exclusive.AVERAGE, each("average"))
         answers, trained = now.replies, now.trained
         now = replace(
-            now, update=weighted_mean(omega, answers.deltas) if average is None else average
+            now,
+            update=weighted_mean(omega, answers.deltas)
+            if average is None
+            else {name: average[name] for name in now.start},
         )
         if any(_hides(c, "client") for c in components):
             now = replace(now, replies=absent(NO_REPLIES), trained={})
@@ -231,11 +267,13 @@ class Algorithm:
         evaluated = self.owned(
             Exclusive.SERVER_STEP, {c: step.evaluated for c, step in steps.items()}
         )
-        buffers = self.owned(Exclusive.SERVER_STEP, {c: step.buffers for c, step in steps.items()})
+        buffers = self.owned(
+            Exclusive.SERVER_STEP, {c: step.buffers for c, step in steps.items()}
+        ) or {name: leaf for name, leaf in (average or {}).items() if name in now.buffers}
         now = replace(
             now,
             params=add(now.start, now.update) if sent is None else sent,
-            buffers=weighted_mean(omega, answers.buffers) if buffers is None else buffers,
+            buffers=buffers or weighted_mean(omega, answers.buffers),
         )
 
         learned = each("learn")
@@ -254,6 +292,30 @@ class Algorithm:
         return RoundResult(
             State(now.params, now.buffers, slices), evaluated, _named(metrics), trained
         )
+
+    def models(self, slices: Tree) -> Tree:
+        """The models with which clients are tested in place of one, and whose is which."""
+        if (c := self.received) is None or not self._tests_received:
+            return {}
+        return {name: slices[c.name][name] for name in (MODELS, MODEL_OF)}
+
+    def with_models(self, ask: Ask, slices: Tree) -> Ask:
+        """An Ask to train or to test, with the models that clients have in place of w_t if a
+        component sends such.
+
+        RecipeError for a number that is of no model.
+        """
+        if (c := self.received) is None or not (ask.job == TRAIN or self._tests_received):
+            return ask
+        models, model_of = slices[c.name][MODELS], slices[c.name][MODEL_OF]
+        numbers = model_of[torch.tensor(ask.to, device=model_of.device)]  # [M]
+        k = len(next(leaves(models)))
+        if not bool(((numbers >= 0) & (numbers < k)).all()):
+            raise RecipeError(
+                f"{c.name!r}: {MODEL_OF} = {numbers.tolist()} of clients {list(ask.to)}",
+                allowed=f"numbers of its models, 0 to {k - 1}",
+            )
+        return ask._replace(shared=ask.shared | {MODELS: models}, each=ask.each | {MODELS: numbers})
 
     def finish(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
         """Exchanges after the last round, with everybody; `state.params` is the evaluated model,
@@ -284,6 +346,8 @@ def _check(c: Component, setting: Setting) -> None:
     for hook, claim in OWNS.items():
         if overrides(c, hook):
             _check_owner(c, claim)
+    if c.packing is not None:
+        _check_owner(c, Exclusive.UPDATE)
     if overrides(c, "finish") and not overrides(c, "exchanges"):
         raise RecipeError(
             f"{c.name!r} has `finish`, which is called only where `exchanges` counts it",
@@ -329,6 +393,10 @@ def _check(c: Component, setting: Setting) -> None:
 
 def _unsound(a: Component, b: Component) -> str:
     """Why `a` can't be combined with `b`, in what they need; "" if it can."""
+    if Exclusive.RECEIVED in a.exclusive and (why := _of_one_model(b)):
+        return f"{a.name!r} sends clients models of its own in place of w_t, and {b.name!r} {why}"
+    if {Exclusive.RECEIVED, Exclusive.OWN_MODEL} <= a.exclusive and b.exclusive & OF_SERVER:
+        return f"{b.name!r} changes the server's one model, and with {a.name!r} no client has it"
     if a.needs.pooled:
         return (
             f"{a.name!r} trains one model on all data, so there are no clients for another "
@@ -342,6 +410,8 @@ def _unsound(a: Component, b: Component) -> str:
         )
     if a.needs.fixed_body and (b.needs.fixed_classifier or HEAD in b.needs.personal):
         return f"{a.name!r} fixes the layers before the classifier, so nothing would be averaged"
+    if a.packing is not None and overrides(b, "refine") and overrides(b, "answer"):
+        return f"{a.name!r} compresses updates, and {b.name!r} lets clients send whole models again"
     if a.needs.personal and b.needs.whole_models:
         kept = " and ".join(sorted(KEPT.get(part, part) for part in a.needs.personal))
         return (
@@ -369,6 +439,20 @@ def _unsound(a: Component, b: Component) -> str:
             "share"
         )
     return ""
+
+
+def _of_one_model(c: Component) -> str:
+    """What a component takes all clients' one model for, in words; "" if nothing."""
+    sends = "sends all of them what belongs to one model"
+    reasons = {
+        "broadcast": sends,
+        "message": sends,
+        "refine": "trains them again from one",
+        "answer": "asks them about one",
+    }
+    if c.needs.replies == Replies.MODELS:
+        return "adds their updates to one"
+    return next((why for hook, why in reasons.items() if overrides(c, hook)), "")
 
 
 def _refuse_uploads(components: Iterable[Component], replies: Reply) -> None:

@@ -2,7 +2,8 @@
 
 One round. Every hook stands where it acts. The list is the order; there is no other.
 
-    server   broadcast, message     what goes down with the model: to all, to each
+    server   assign *               which of several models each client receives, if not w_t
+             broadcast, message     what goes down with the model: to all, to each
     client   optimizer              the local optimiser
              prepare                once, on the received model
              warm_start             what local training starts from
@@ -13,10 +14,10 @@ One round. Every hook stands where it acts. The list is the order; there is no o
                           update_factor          multiplies the optimiser's update
                          own_model              the client's own model, which trains beside w
              report                 what goes up, what the client keeps
-             leaving                the update as it leaves, if not w_k - w_t
+             leaving                the update as it leaves, if not w_k - w_t; `packing` packs it
     server   refine *               may ask again, and replace the clients' updates
              weigh                  multiplies the clients' weights
-             average                the aggregated update, if it is not the weighted mean
+             average                the aggregated update and buffers, if not the weighted mean
              step                   the new model and the server's next state
              learn                  the server trains the new model
              survey *               may ask about the new model; before round 1, about w_0, and
@@ -42,6 +43,7 @@ from torch import Tensor
 from fedml_noniid.core.data import Batch, Pass, Samples
 from fedml_noniid.core.optimizers import Optimizer
 from fedml_noniid.core.options import Range, RecipeError
+from fedml_noniid.core.packing import Packing
 from fedml_noniid.core.randomness import Noised, fold, noised
 from fedml_noniid.core.task import Output, Task
 from fedml_noniid.core.trees import Params, Tree, add, row
@@ -88,6 +90,10 @@ class Exclusive(Enum):
     SAMPLE_GRADIENTS = (
         "gradient of each sample",
         "one takes every sample's gradient by itself, the other needs a batch together",
+    )
+    RECEIVED = (
+        "model that a client receives",
+        "each sends clients models of its own in place of w_t",
     )
     UPDATE = "update that leaves a client", "each sends its own in place of w_k - w_t"
     REFINEMENT = "refinement on public data", "each trains clients' models on the public split"
@@ -148,6 +154,7 @@ class Needs:
     classifier: bool = False  # the classifier's parameters, by themselves or on the server
     activations: bool = False  # `task.activations`
     steps: bool = False  # w_k - w_t as the sum of a client's local steps
+    stale: bool = False  # `server.staleness`: it takes answers of models of earlier rounds
     classes: bool = False  # targets that are classes, such as label counts or soft labels
     replies: Replies = Replies.SUMS  # of `server.replies` and `server.trained`
     unweighted: bool = False  # uploads are added up without weights, and not by `server.omega`
@@ -155,6 +162,11 @@ class Needs:
 
 # In what `warm_start` returns: the parameters from which local training starts.
 START = "params"
+
+# Names in the state of a component that owns RECEIVED: K models, {"params", "buffers"} with leaves
+# [K, ...], and the number of the one that each client has, int64 [N]. Among the names of components
+# in an Ask, MODELS are those models, and each client's number.
+MODELS, MODEL_OF = "models", "model_of"
 
 # Parts of a model that a client may keep to itself.
 NORMS, HEAD, BODY = "norms", "head", "body"
@@ -217,7 +229,8 @@ class Client:
     """Holds all that a client's hook may read."""
 
     task: Task
-    # w_t; in `answer` the model of the Ask, or the client's own result if the Ask has none
+    # w_t, or the one of several models that a client has in its place; in `answer` the model of the
+    # Ask, or the client's own result if the Ask has none
     params: Params
     buffers: Params
     round: int  # 0 before the first
@@ -304,7 +317,7 @@ class Reply:
     """
 
     clients: tuple[int, ...]
-    deltas: Params  # w_k - w_t; empty if the job returns no model
+    deltas: Params  # w_k minus the received model; empty if the job returns no model
     buffers: Params
     upload: Tree  # a hook sees its component's own; by component outside
     n: Tensor  # [M], n_k
@@ -330,6 +343,9 @@ class Server:
     )
     state: Tree = field(default_factory=dict)
     cohort: tuple[int, ...] = ()  # ascending ids; in round 0 and in `finish`, everybody
+    # by client of the cohort: how many steps the server took since it sent the model; before round
+    # 1, the most of the run; (): none
+    staleness: tuple[int, ...] = ()
     start: Params = field(default_factory=dict)  # w_t, from `refine` on
     replies: Reply = absent("server.replies is there from `refine` to `survey`")
     trained: Params = field(
@@ -354,7 +370,8 @@ class Server:
         return fold(self.keys, self.scope)
 
     def client_models(self) -> Iterator[tuple[Params, Params]]:
-        """(parameters, buffers) of each client as they enter the average, one at a time."""
+        """(parameters, buffers) of each client as they enter the average, one at a time, where all
+        started from w_t."""
         for k in range(len(self.replies.clients)):
             yield add(self.start, row(self.replies.deltas, k)), row(self.replies.buffers, k)
 
@@ -402,6 +419,11 @@ class Component:
     @property
     def mechanism(self) -> Mechanism | None:
         """Its differential privacy, in one step (unit "sample") or round (unit "client")."""
+        return None
+
+    @property
+    def packing(self) -> Packing | None:
+        """How the update that `leaving` returns travels, if it is compressed."""
         return None
 
     def check(self, setting: Setting) -> None:
@@ -484,6 +506,13 @@ class Component:
         """The server's state before the first round."""
         return {}
 
+    def assign(self, server: Server) -> Asks | Change | None:
+        """Before training, changes the state, whose MODELS and MODEL_OF say which model each client
+        of `server.cohort` receives in place of w_t (exclusive).
+
+        Who owns OWN_MODEL too has its clients tested with these models.
+        """
+
     def broadcast(self, server: Server) -> Tree:
         """What goes to every client with the model."""
         return {}
@@ -492,15 +521,19 @@ class Component:
         """What goes to each client of `server.cohort` on its own, leaves [M, ...]."""
         return {}
 
-    def refine(self, server: Server) -> Asks | None:
-        """Asks the clients again; returns the replies that the others see, of the same clients
+    def refine(self, server: Server) -> Asks | Reply | None:
+        """May ask the clients again; returns the replies that the others see, of the same clients
         (exclusive)."""
 
     def weigh(self, server: Server) -> Tensor | None:
         """Factors of the clients' weights, [M]; the core divides by the sum."""
 
     def average(self, server: Server) -> Params | None:
-        """The aggregated update in place of sum_k weights_k (w_k - w_t) (exclusive)."""
+        """The aggregated update in place of sum_k weights_k (w_k - w_t) (exclusive).
+
+        With the names of all buffers beside those of the parameters: also what takes the place of
+        the buffers' weighted mean.
+        """
 
     def step(self, server: Server) -> Change:
         """The next state; the new model if it is not w_t plus the aggregated update (exclusive)."""
@@ -524,6 +557,7 @@ class Component:
 OWNS = {
     "gradient_point": Exclusive.GRADIENT_POINT,
     "logits": Exclusive.LOGITS,
+    "assign": Exclusive.RECEIVED,
     "refine": Exclusive.REFINEMENT,
     "leaving": Exclusive.UPDATE,
     "average": Exclusive.AVERAGE,

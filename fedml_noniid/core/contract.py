@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.core.component import (
+    MODEL_OF,
+    MODELS,
     START,
     Answer,
     Ask,
@@ -38,7 +40,8 @@ from fedml_noniid.core.data import Pass
 from fedml_noniid.core.errors import UserError, closest, shown
 from fedml_noniid.core.optimizers import Optimizer
 from fedml_noniid.core.options import RecipeError
-from fedml_noniid.core.trees import row, tree_map
+from fedml_noniid.core.packing import Packing
+from fedml_noniid.core.trees import Tree, row, tree_map
 
 
 def _is_plain(leaf: Any) -> bool:
@@ -107,8 +110,10 @@ def _surveys(change: Change, server: Any) -> bool:
 
 
 def _refines(reply: Reply, server: Any) -> bool:
-    clients, rows = server.replies.clients, (len(server.replies.clients),)
-    same = reply.clients == clients and _alike(reply.deltas, server.start, rows)
+    clients, n, rows = server.replies.clients, server.replies.n, (len(server.replies.clients),)
+    # Numbers are compared only where the tensor is another one: a GPU's host would wait for them.
+    same = reply.n is n or (_alike(reply.n, n) and torch.equal(reply.n, n))
+    same = same and reply.clients == clients and _alike(reply.deltas, server.start, rows)
     return same and _alike(reply.buffers, server.buffers, rows) and tree(reply.upload)
 
 
@@ -230,13 +235,16 @@ HOOKS = {
         nothing=False,
     ),
     "init_server": A_TREE,
+    "assign": Returns(
+        A_CHANGE.format("state") + ", or None", Change, partial(_changes, fields=("state",))
+    ),
     "broadcast": A_TREE,
     "message": A_TREE._replace(
         words="a dict of tensors with a row for each client of server.cohort",
         fits=lambda found, server: _rows(found, len(server.cohort)),
     ),
     "refine": Returns(
-        "a Reply with the clients of server.replies, and deltas and buffers of their shapes; "
+        "a Reply with the clients and n of server.replies, and deltas and buffers of their shapes; "
         "or None",
         Reply,
         _refines,
@@ -247,9 +255,11 @@ HOOKS = {
         lambda found, server: _is_plain(found) and found.shape == server.replies.n.shape,
     ),
     "average": Returns(
-        f"a dict of tensors {LIKE} all parameters, or None",
+        f"a dict of tensors {LIKE} all parameters, or these and all buffers, or None",
         dict,
-        lambda found, server: _alike(found, server.start),
+        lambda found, server: (
+            _alike(found, server.start) or _alike(found, server.start | server.buffers)
+        ),
     ),
     "step": Returns(
         A_CHANGE.format("state, params, buffers and evaluated, and of metrics"),
@@ -411,9 +421,28 @@ def check_kind(c: Component) -> None:
         )
     if not isinstance(c.needs, Needs):
         raise RecipeError(f"{c.name!r}: needs = {shown(c.needs)} is refused; allowed: Needs(...)")
+    if not isinstance(c.packing, Packing | None):
+        raise RecipeError(
+            f"{c.name!r}: packing = {shown(c.packing)} is refused; allowed: an object with `pack` "
+            "and `unpack`"
+        )
     if not all(isinstance(claim, Exclusive) for claim in c.exclusive):
         raise RecipeError(
             f"{c.name!r}: exclusive = {shown(c.exclusive)} is refused; allowed: a set of Exclusive"
+        )
+
+
+def check_models(c: Component, state: Tree, server: Server) -> None:
+    """RecipeError if the first state of a component that owns RECEIVED lacks its models."""
+    models, model_of = state.get(MODELS), state.get(MODEL_OF)
+    like = {"params": server.params, "buffers": server.buffers}
+    rows = next((leaf.shape[:1] for leaf in _tensors(models)), (0,))
+    of_clients = torch.zeros(server.n_clients, dtype=torch.int64, device=server.keys.device)
+    if not (rows > (0,) and _alike(models, like, rows) and _alike(model_of, of_clients)):
+        raise RecipeError(
+            f"{c.name!r}: init_server returned {described(state)}",
+            allowed=f"with {MODELS!r}, params and buffers {LIKE} the server's behind an axis [K], "
+            f"and {MODEL_OF!r}, an int64 for each of the {server.n_clients} clients",
         )
 
 

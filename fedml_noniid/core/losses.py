@@ -1,7 +1,8 @@
 """Defines what a loss is, with the metrics of its models, and cross-entropy.
 
-The outputs of a network are [..., B, C], and a loss has one value for each sample, [..., B]. The
-first metric of a loss is the main one. It is higher where a model is better.
+The outputs of a network are [..., B, C], those of a language model [..., B, T, V]. A loss has one
+value for each sample, [..., B]. The first metric of a loss is the main one. It is higher where a
+model is better.
 `fedml_noniid/losses.py` has the other losses.
 """
 
@@ -18,6 +19,7 @@ from fedml_noniid.core.data import cross_entropies, log_softmax, masked_mean
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.options import Range
 
+IGNORED = -100  # the label of a token that does not count, as in torch and transformers
 Metrics = dict[str, Tensor]  # 0-d float64 by name
 
 
@@ -25,13 +27,15 @@ Metrics = dict[str, Tensor]  # 0-d float64 by name
 class Loss:
     """Compares the outputs of a network with the targets of its samples.
 
-    A loss of your own is a subclass of `Classification`, `Regression` or `MultiLabel`, with
-    `values`.
+    A loss of your own is a subclass of `Classification`, `Regression`, `MultiLabel` or `NextToken`,
+    with `values`.
     """
 
     # Whether a target is the number of a class, int64 [...]; otherwise it is float [..., C].
     classes: ClassVar[bool]
     metrics: ClassVar[tuple[str, ...]]  # of `scores`, the main one first
+    # Whether each column of the targets stands for itself, with metrics of its own.
+    per_target: ClassVar[bool] = True
     statistics_range: ClassVar[Range] = Range(0)
     # Whether `gradient` is there. A subclass with other values needs a gradient of its own.
     written: ClassVar[bool] = False
@@ -44,23 +48,27 @@ class Loss:
         """The main metric."""
         return self.metrics[0]
 
-    def refused(self, y: Tensor) -> str:
-        """What is wrong with float targets [n, C]; "" if nothing is."""
-        return ""
+    def refused(self, y: Tensor, vocabulary: int | None = None) -> str:
+        """What is wrong with the targets, or with the outputs for them; "" if nothing is.
+        `vocabulary`: that of the network; None: it is not known yet."""
+        return "the network gives [B, T, V]; allowed: loss next_token" if vocabulary else ""
 
-    def check(self, y: Tensor) -> None:
-        """UserError for targets that this loss does not take."""
+    def check(self, y: Tensor, vocabulary: int | None = None) -> None:
+        """UserError for targets or outputs that this loss does not take; as `refused`."""
         name = type(self).__name__
         if y.is_floating_point() == self.classes:
-            kinds = "classes", "numbers, not classes"
             raise UserError(
-                f"loss {name}: the targets are {kinds[y.is_floating_point()]}",
-                allowed="mse, huber or bce; classes are whole numbers or text"
+                f"loss {name}: the targets are {'numbers, not ' if self.classes else ''}classes",
+                allowed="mse, huber, bce or next_token; classes are whole numbers or text"
                 if self.classes
                 else "cross_entropy, or float targets",
             )
-        if why := "" if self.classes else self.refused(y):
-            raise UserError(f"loss {name}: a target {why}")
+        if why := self.refused(y, vocabulary):
+            raise UserError(f"loss {name}: {why}")
+
+    def constant(self, y: Tensor, value: float) -> Tensor:
+        """The predictions of a model that answers everything with `value`."""
+        return torch.full_like(y, value)
 
     def values(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample, [..., B, C] and [..., B(, C)] -> [..., B]."""
@@ -78,8 +86,8 @@ class Loss:
         """The sum over samples, [n, C] -> 0-d."""
         return self.values(outputs, y).sum()
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """What metrics compare with the targets, [n, C] -> [n(, C)]."""
+    def predictions(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What metrics take of the outputs, [n, C] -> [n(, C)]."""
         return outputs
 
     def n_statistics(self, n_outputs: int) -> int:
@@ -101,13 +109,14 @@ class Loss:
 
     def of_sums(self, sums: Tensor, n: Tensor) -> Metrics:
         """The metrics and the mean `loss` over M sets: statistics and summed loss [M, k + 1]."""
-        loss = sums[:, -1].sum() / n.sum()
-        return self.scores(sums[:, :-1], n.double()) | {"loss": loss}
+        return self.scores(sums[:, :-1], n.double()) | {"loss": sums[:, -1].sum() / n.sum()}
 
     def of_one(self, predictions: Tensor, y: Tensor) -> Metrics:
         """The metrics of one set of samples, as `scores` has them."""
-        n = torch.full((1,), len(y), dtype=torch.float64, device=y.device)
-        return self.scores(self.statistics(predictions, y).unsqueeze(0), n)
+        return self.scores(
+            self.statistics(predictions, y).unsqueeze(0),
+            torch.full((1,), len(y), dtype=torch.float64, device=y.device),
+        )
 
     def of_all(self, predictions: Tensor, y: Tensor) -> Metrics:
         """Further metrics, which need all predictions at once."""
@@ -120,7 +129,7 @@ class Classification(Loss):
     classes = True
     metrics = ("accuracy",)
 
-    def predictions(self, outputs: Tensor) -> Tensor:
+    def predictions(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.argmax(1)
 
     def answers(self, outputs: Tensor) -> Tensor:
@@ -139,8 +148,7 @@ class Classification(Loss):
     # In fewer launches than above: these run in each round.
 
     def of_sums(self, sums: Tensor, n: Tensor) -> Metrics:
-        accuracy, loss = sums.sum(0) / n.sum()
-        return {"accuracy": accuracy, "loss": loss}
+        return dict(zip(("accuracy", "loss"), sums.sum(0) / n.sum(), strict=True))
 
     def of_one(self, predictions: Tensor, y: Tensor) -> Metrics:
         return {"accuracy": (predictions == y).double().mean()}

@@ -6,7 +6,6 @@ import datetime
 import functools
 import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from fedml_noniid.core.errors import UserError, shown
 SERVER = "server"
 COMMAND = "noniid deploy kits"
 MAX_CACHED_CERTIFICATES = 1000  # parsed certificates that a server remembers
-LAST_PART = 0.25  # of a certificate's life, in which its process warns
-CHECK_S, CHECKS = 86_400.0, 8  # it looks once a day, and so often in a life at least
 LOG = logging.getLogger(__name__)
 
 AGAIN = "ask the operator for this kit again"
@@ -139,36 +136,6 @@ class Admission:
         """The serial numbers on a list. Raises UserError."""
         crl = list_of(self._ca, self._crl, content, COPY_LIST)
         return frozenset(revoked.serial_number for revoked in crl)
-
-
-def watch(folder: Path, rank: int) -> None:
-    """Warns, now and every day, of the end of a process's certificate."""
-    again = threading.Timer(warn_of_end(folder, rank), watch, (folder, rank))
-    again.daemon = True
-    again.start()
-
-
-def warn_of_end(folder: Path, rank: int) -> float:
-    """Warns if little is left of the life of a process's certificate.
-
-    Returns the seconds until the next look.
-    """
-    try:
-        certificate = read_certificate(folder / "own.crt", AGAIN)
-    except UserError as error:  # the processes read it themselves at each connection
-        LOG.warning("%s", error)
-        return CHECK_S
-    last, life = (
-        certificate.not_valid_after_utc,
-        certificate.not_valid_after_utc - certificate.not_valid_before_utc,
-    )
-    if last - now() < LAST_PART * life:
-        renew = f"`{COMMAND} renew --rank {rank}`"
-        LOG.warning(
-            "the certificate of %s ends on %s UTC; make a new kit with %s, and copy it to %s",
-            *(name(rank), f"{last:%Y-%m-%d %H:%M}", renew, folder),
-        )
-    return min(CHECK_S, life.total_seconds() / CHECKS)
 
 
 def now() -> datetime.datetime:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.partitions import goes_by_owner
@@ -23,15 +24,27 @@ def client_tests(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -
     They are of the client's users if the data name the users, the partition goes by them, and no
     user is in two clients.
     """
-    if data.train_owner is not None and data.test_owner is not None and goes_by_owner(kind):
-        owners, tested = data.train_owner.numpy(), data.test_owner.numpy()
-        lists = Ragged.from_lists(clients)
-        client = _of_users(lists, owners, int(tested.max(initial=0)))
-        if (client[owners[lists.flat]] == lists.holder).all():  # no user is in two clients
-            return of_owners(lists, owners, tested)
+    owned = of_users(data, clients, kind, data.test_owner)
+    if owned is not None:
+        return owned
     names, train, test = data.strata
     counts = class_counts(train, clients, len(names))
     return in_proportion(counts, test, stream(seed, "test clients"))
+
+
+def of_users(
+    data: Dataset, clients: Sequence[Ints], kind: str, owners: Tensor | None
+) -> Ragged | None:
+    """Each client's positions among samples with these `owners` [m]: those of its users.
+
+    None unless the data name the users, the partition goes by them, and no user is in two clients.
+    """
+    if data.train_owner is None or owners is None or not goes_by_owner(kind):
+        return None
+    trained, others, lists = data.train_owner.numpy(), owners.numpy(), Ragged.from_lists(clients)
+    client = _of_users(lists, trained, int(others.max(initial=0)))
+    is_apart = (client[trained[lists.flat]] == lists.holder).all()  # no user is in two clients
+    return of_owners(lists, trained, others) if is_apart else None
 
 
 def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> Ragged:

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from fedml_noniid.data.types import Floats
 # The mean and the deviation of pixels from 0 to 1; None: those of each channel.
 NORMALISATIONS = {"channel": None, "half": (0.5, 0.5), "none": (0.0, 1.0)}
 TENSORS = ("train_x", "train_y", "test_x", "test_y")
-OPTIONAL = ("train_owner", "test_owner", "embedding")
+OPTIONAL = ("train_owner", "test_owner", "embedding", "unseen_x", "unseen_y", "unseen_owner")
 PIECE = 2**12  # samples that are copied at a time
 LEAK = "LEAK: "  # begins the note that says which test samples training has seen
 
@@ -55,6 +55,13 @@ class Raw:
     encode: Callable[[Any], Tensor | None] | None = None
     features: Sequence[str] = ()  # the names of the columns of x [n, features], for notes
     owner_names: Sequence[str] = ()  # by the owners' numbers; empty where they have no names
+    # Reads the data anew without some owners, by name; None where that can't be done.
+    without: Callable[[Sequence[str]], Any] | None = None
+    # The samples of these owners, read as the others'. A class that no other has is below 0.
+    unseen_x: Tensor | None = None
+    unseen_y: Tensor | None = None
+    unseen_owner: Tensor | None = None
+    unseen_names: Sequence[str] = ()  # by number
 
     @property
     def has_classes(self) -> bool:
@@ -96,6 +103,8 @@ class Dataset(Raw):
             "classes": tuple(raw.classes),
             "unit": float(raw.unit),
             "owner_names": tuple(raw.owner_names),
+            "unseen_names": tuple(raw.unseen_names),
+            "without": None if raw.without is None else partial(_without, name, raw, normalise),
             "notes": (*raw.notes, *_merged(raw, mean, std)),
         }
         return Dataset(name=name, mean=mean, std=std, **fields)
@@ -131,7 +140,8 @@ class Dataset(Raw):
     def save(self, path: Path) -> None:
         """Writes the data set into one safetensors file, whole or not at all; see `read`."""
         # No part of the checksum, as no bit of a training depends on them.
-        names = {"owner_names": self.owner_names} if self.owner_names else {}
+        keys = [key for key in ("owner_names", "unseen_names") if getattr(self, key)]
+        names = {key: getattr(self, key) for key in keys}
         tensor_file.write(Path(path), "dataset", self._head | names, self._tensors, self.checksum)
 
     @staticmethod
@@ -157,6 +167,12 @@ class Dataset(Raw):
         return {
             key: leaf for key in (*TENSORS, *OPTIONAL) if (leaf := getattr(self, key)) is not None
         }
+
+
+def _without(name: str, raw: Raw, normalise: object, owners: Sequence[str]) -> Dataset:
+    """The data set of a reader without some owners."""
+    assert raw.without is not None, "the caller asks"
+    return Dataset.from_raw(name, raw.without(owners), normalise)
 
 
 def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

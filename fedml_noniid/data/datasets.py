@@ -114,7 +114,7 @@ def load(name: str, root: Path, **options: Any) -> Dataset:
     if of.size is not None:
         shape = of.size[0], of.size[1]
         train_x, test_x = (resized(x, shape) for x in (raw.train_x, raw.test_x))
-        raw = replace(raw, train_x=train_x, test_x=test_x, encode=None)
+        raw = replace(raw, train_x=train_x, test_x=test_x, encode=None, without=None)
     return Dataset.from_raw(name, raw, of.normalise)
 
 

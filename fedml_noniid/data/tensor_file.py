@@ -63,9 +63,8 @@ def write(
 
     Raises UserError.
     """
-    # safetensors refuses tensors that share memory, such as those of an evaluated model that is the
-    # sent one. The later ones are copied, and only they: the memories of hundreds of clients are
-    # gigabytes.
+    # safetensors refuses tensors that share memory. The later ones are copied, and only they: the
+    # memories of hundreds of clients are gigabytes.
     apart: dict[str, Tensor] = {}
     memories: set[int] = set()
     for key, tensor in tensors.items():

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.core.algorithm import TRAIN
-from fedml_noniid.core.component import Mechanism, overrides
+from fedml_noniid.core.component import Exclusive, Mechanism, overrides
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import UserError, one_line
 from fedml_noniid.core.trees import Params, Tree, add
@@ -285,6 +285,12 @@ class HostTrainer(ClientTrainer):
         sensitivity = math.inf
         if local.is_local_dp_enabled():
             self._sigma, sensitivity = local.dp_solution.ldp.get_rdp_scale(), self.args.sensitivity
+            if self.terms.algorithm.packing(TRAIN) is not None:
+                raise UserError(
+                    f"recipe {self.recipe!r} compresses updates, and "
+                    "dp_args.dp_solution_type = ldp adds noise to each number",
+                    allowed="ldp without compression; compression with dpsgd",
+                )
             if getattr(self.args, "max_samples", None) is None:
                 raise UserError(
                     "dp_args.dp_solution_type = ldp: hides the number of samples behind "
@@ -544,11 +550,10 @@ def _refuse_protection(terms: settings.Terms) -> None:
         return
     for component in terms.algorithm.components:
         asks = component.exchanges(terms.algorithm.setting)
-        if (overrides(component, "survey") and asks.round) or asks.finish:
+        more = Exclusive.RECEIVED in component.exclusive or asks.finish
+        if more or (overrides(component, "survey") and asks.round):
             raise UserError(
-                f"recipe {terms.algorithm.name!r}: {component.name} sends the new model out "
-                "once more before FedML's "
-                "central privacy noise or defence is added at its end; allowed: local privacy, "
-                "defences before "
-                "aggregation"
+                f"recipe {terms.algorithm.name!r}: {component.name} sends out a new model without "
+                "FedML's central privacy noise or its defence after aggregation; allowed: local "
+                "privacy, defences before aggregation"
             )

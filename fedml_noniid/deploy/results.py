@@ -24,7 +24,7 @@ class RunFile(NamedTuple):
 
 def write_model(path: Path, outcome: Outcome) -> str:
     """Writes model.safetensors; returns the SHA-256 of the weights."""
-    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.models)
     digest = weights_sha256(tensors)
     write_whole(path, save(tensors, metadata={"weights_sha256": digest}))
     return digest

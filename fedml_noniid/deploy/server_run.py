@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedml_noniid.core.component import Ask, Reply
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import NonFiniteError, UserError
-from fedml_noniid.core.task import Task
-from fedml_noniid.core.trees import Params, Tree, add, row
+from fedml_noniid.core.trees import Params, Tree, add, row, zeros_like
 from fedml_noniid.data.shards import Shard
 from fedml_noniid.deploy import wire
 from fedml_noniid.deploy.coordinator import Coordinator
@@ -28,17 +26,17 @@ from fedml_noniid.deploy.results import RunFile
 from fedml_noniid.deploy.settings import DeviceArgs, Terms, refuse_what_reads_more
 from fedml_noniid.deploy.silo import Silo
 from fedml_noniid.deploy.wire import Down, RefusedError, Up
-from fedml_noniid.engines.callbacks import Callback, Columns, OnRow, RoundEnd
+from fedml_noniid.engines.callbacks import Callback, OnRow
 from fedml_noniid.engines.checkpoint import Checkpoints
+from fedml_noniid.engines.evaluation import largest
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.hashing import weights_sha256
-from fedml_noniid.engines.packing import stack
+from fedml_noniid.engines.packing import flatten, stack
 from fedml_noniid.engines.plan import Start
 from fedml_noniid.engines.run import Checkpointing, Run
 
 LOG = logging.getLogger(__name__)
 Hooks = Callable[[dict[int, Tree]], dict[int, Tree]]  # replies by client
-TRIED = 256  # test samples on which a new model is tried
 
 
 def _secure() -> Any:
@@ -46,28 +44,6 @@ def _secure() -> Any:
     from fedml_noniid.governance.secure import server
 
     return server
-
-
-class Trial(Callback):
-    """Tries a new model on test samples before it becomes a checkpoint."""
-
-    def __init__(self, x: Tensor) -> None:
-        """`x` [P, ...]: the samples."""
-        self.x = x
-
-    def measure(self, end: RoundEnd) -> Columns:
-        """Raises NonFiniteError if its outputs are not far inside the range of uploads."""
-        state = end.done.state
-        largest = _largest(end.task, state.params, state.buffers, self.x)
-        if not largest <= wire.MAX_MAGNITUDE:
-            raise NonFiniteError(
-                f"round {end.number}: the new model's outputs on test samples reach {largest:g}; "
-                f"allowed: {wire.MAX_MAGNITUDE:g}; {wire.REMEDY}"
-            )
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
 
 class ServerRun:
@@ -111,7 +87,8 @@ class ServerRun:
             replace(terms, device=DeviceArgs()), 0, replace(shard, parts=parts, drift=None)
         )
         self._sample = test.x[:1]
-        self._schemas: dict[str, Tree] = {}
+        self._schemas: dict[str, Tree] = {}  # of replies
+        self._announced: dict[str, Tree] = {}  # of what arrives
         self._ranges = terms.ranges
         # Every round tests on them, so a run on other samples is another run.
         tests = weights_sha256({"x": test.x, "y": test.y})
@@ -126,8 +103,8 @@ class ServerRun:
         rest: dict[str, Any] = {key: shard.parts.get(key) for key in ("validation", "public")}
         rest |= {"drift": shard.drift, "absent": lambda *_: self.outliers.left_out}
         federation = Federation.of_server(terms.silos, test, **rest)
-        own = [Trial(test.x[:TRIED]), OnRow(self._round_ended), *written]
-        self.loop = Run(start, federation, [*callbacks, *own], postprocess)
+        own, limit = [OnRow(self._round_ended), *written], wire.MAX_MAGNITUDE
+        self.loop = Run(start, federation, [*callbacks, *own], postprocess, limit=limit)
         if self._checkpoints is not None:
             self.run = self._checkpoints.run
         if self.resumed:
@@ -142,11 +119,7 @@ class ServerRun:
         """The structure of an answer to the present message; empty if there is nothing to do."""
         if self.down.ask is None:
             return {}
-        whole = self._schemas[wire.name(self.down.ask)]
-        announced: Tree = whole
-        if self.terms.secure_sums:
-            announced = _secure().announced(whole, self.terms.silos)
-        return announced
+        return self._announced[wire.name(self.down.ask)]
 
     def serve(self, coordinator: Coordinator, hooks: Hooks = lambda replies: replies) -> None:
         """Runs to the end with the silos of a coordinator. Raises UserError.
@@ -205,7 +178,8 @@ class ServerRun:
 
         `samples`: the number that it gave when it came.
         """
-        reply = wire.opened(upload, client, self.down, self.schema, self._ranges)
+        packing = None if self.down.ask is None else self.terms.algorithm.packing(self.down.ask.job)
+        reply = wire.opened(upload, client, self.down, self.schema, self._ranges, packing)
         if reply is not None:
             where, n = f"round {self._round}, {wire.silo(client)}", int(reply["n"])
             if n > (most := self.terms.limits[client]):
@@ -226,20 +200,24 @@ class ServerRun:
                     f"{where}: upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}",
                 )
             self._refuse_overflow(reply, where)
-            whole, leaves = self._schemas[wire.name(self.down.question)], upload["leaves"]
+            whole = self._schemas[wire.name(self.down.question)]
             self.outliers.norms[client] = (
-                _secure().said(whole, leaves) if self.terms.secure_sums else norms(leaves)
+                _secure().said(whole, upload["leaves"])
+                if self.terms.secure_sums
+                else norms(flatten(reply))
             )
         return reply
 
+    @torch.no_grad()
     def _refuse_overflow(self, reply: Tree, where: str) -> None:
         """Raises RefusedError if the model of a reply overflows: a deep network multiplies its
         weights."""
         if reply.get("deltas"):
             params = add(self.loop.state.params, reply["deltas"])
-            largest = _largest(self.loop.start.task, params, reply["buffers"], self._sample)
+            task = self.loop.start.task
+            size = largest(task.network, task.eval(params, reply["buffers"], self._sample))
             # Written so that NaN is refused too.
-            if not largest <= wire.MAX_MAGNITUDE**3:
+            if not size <= wire.MAX_MAGNITUDE**3:
                 why = f"upload's model overflows on a test sample; {wire.REMEDY}"
                 raise RefusedError("range", f"{where}: {why}")
 
@@ -330,7 +308,14 @@ class ServerRun:
             ask = None
         if ask is not None and wire.name(ask) not in self._schemas:
             answer = Silo.parts(self._probe.reply(ask, 0, self._round))
-            self._schemas[wire.name(ask)] = row(answer, 0)
+            self._schemas[wire.name(ask)] = whole = row(answer, 0)
+            # A probe may diverge, and only its shapes count: zeros can always be packed.
+            zeros = whole | {"deltas": zeros_like(whole["deltas"])}
+            self._announced[wire.name(ask)] = (
+                _secure().announced(whole, self.terms.silos)
+                if self.terms.secure_sums
+                else wire.packed(zeros, self.terms.algorithm.packing(ask.job))
+            )
         sent = None if ask is None else wire.mapped(wire.compact, ask)
         fingerprint, counted = self.terms.fingerprint, dict(self._counted)
         return Down(self._exchange, self._round, sent, fingerprint, counted)
@@ -373,10 +358,3 @@ class ServerRun:
         self.missing = {(t, exchange): frozenset(late) for t, exchange, late in notes["missing"]}
         self.outliers.restore(notes["outliers"])
         self._round = self.loop.done
-
-
-def _largest(task: Task, params: Params, buffers: Params, x: Tensor) -> float:
-    """The largest size of a feature or a logit of a model on samples."""
-    with torch.no_grad():
-        out = task.eval(params, buffers, x)
-    return torch.cat([out.features, out.logits], dim=1).abs().max().item()

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from torch import Tensor
 
-from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.algorithm import TRAIN, Algorithm
 from fedml_noniid.core.component import Public
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import (
@@ -588,7 +588,7 @@ def terms(
     personal: Tree = {}
     if parts := needs.personal:
         *_, personal = split_personal(network, parts, *initial_model(network, 0, torch.zeros(())))
-    tests = plan.evaluations if personal or algorithm.own_model is not None else 0
+    tests = plan.evaluations if personal or algorithm.own_models else 0
     device = deployment.device_args
     if tests and any(noise.unit == "sample" and noise.noise for noise in algorithm.mechanisms):
         raise RecipeError(
@@ -619,8 +619,12 @@ def refuse_what_reads_more(
     """UserError if the server needs more than sums."""
     reader = streaming.reader(algorithm, callbacks)
     why = f"{reader} reads what single silos send" if reader else ""
+    if algorithm.packing(TRAIN) is not None:
+        why = "it compresses updates, and all numbers are sent, masked, in 8 bytes or more"
     if tests:
         why = "silos test models of their own, and the server reads each silo's result"
+    if algorithm.received is not None:
+        why = "silos receive different models, and a sum needs one question to all"
     if why:
         raise UserError(
             f"recipe {algorithm.name!r} can't run with train_args.secure_sums: {why}; allowed: 0, "

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedml_noniid.core.component import Ask, Reply
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.received import received
 from fedml_noniid.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.data import tensor_file
 from fedml_noniid.data.shards import Shard
@@ -133,7 +134,7 @@ class Silo:
         if ask.job == "train":
             self._trained = down.exchange
         self._save()
-        return row(self.parts(reply), 0)
+        return wire.packed(row(self.parts(reply), 0), self.terms.algorithm.packing(ask.job))
 
     def _set_memory(self, down: Down) -> None:
         """Goes on from the memory after the last answer that the server has counted."""
@@ -159,7 +160,7 @@ class Silo:
     def reply(self, ask: Ask, position: int, round_: int) -> Reply:
         """The reply [1, ...] to the row `position` of an Ask."""
         device = self.engine.clients.device
-        here = wire.mapped(lambda leaf: leaf.to(device), ask)
+        here = received(wire.mapped(lambda leaf: leaf.to(device), ask), position)
         mine = here._replace(
             to=(self.client,), each=row(here.each, torch.tensor([position], device=device))
         )

@@ -31,7 +31,9 @@ from fedml_noniid.core.algorithm import TRAIN
 from fedml_noniid.core.component import Ask, Component
 from fedml_noniid.core.errors import PublicError
 from fedml_noniid.core.losses import CROSS_ENTROPY, Loss
-from fedml_noniid.core.options import Range
+from fedml_noniid.core.options import Range, RecipeError
+from fedml_noniid.core.packing import Packing
+from fedml_noniid.core.received import received
 from fedml_noniid.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.engines import client_tests
 from fedml_noniid.engines.packing import flatten, unflatten
@@ -133,6 +135,7 @@ def row_of(down: Down, client: int) -> Down:
     """The message as one silo receives it: its row of `each`, and nothing about the others."""
     ask = down.question
     position = ask.to.index(client)
+    ask = received(ask, position)
     mine = ask._replace(to=(client,), each=row(ask.each, slice(position, position + 1)))
     return down._replace(ask=mine, counted={client: down.counted.get(client, NOT_COUNTED)})
 
@@ -162,6 +165,28 @@ def up(client: int, exchange: int, reply: Tree | None) -> Up:
         "exchange": exchange,
         "leaves": {} if reply is None else tree_map(compact, flatten(reply)),
     }
+
+
+def packed(reply: Tree, packing: Packing | None) -> Tree:
+    """A silo's reply with its update as it travels. RecipeError if the update would be another
+    one."""
+    if packing is None:
+        return reply
+    sent = packing.pack(reply["deltas"])
+    if changed := _changed(packing.unpack(sent, reply["deltas"]), reply["deltas"]):
+        raise RecipeError(f"the method's packing changes its update, in {changed!r}")
+    return reply | {"deltas": sent}
+
+
+def unpacked(reply: Tree, packing: Packing | None, ask: Ask) -> Tree:
+    """The inverse of `packed`, for the reply to an Ask."""
+    like = received(ask, 0).params
+    return reply if packing is None else reply | {"deltas": packing.unpack(reply["deltas"], like)}
+
+
+def _changed(tensors: Params, others: Params) -> str:
+    """The first tensor that differs; "" if none does."""
+    return next((key for key in others if not torch.equal(tensors[key], others[key])), "")
 
 
 # Messages as bytes
@@ -478,13 +503,20 @@ def allowed(key: str, ranges: Ranges) -> Range:
     )
 
 
-def opened(message: object, client: int, sent: Down, schema: Tree, limits: Ranges) -> Tree | None:
-    """The reply in a silo's upload, in the structure of `schema` (one silo's reply); None if the
-    silo was not asked.
+def opened(
+    message: object,
+    client: int,
+    sent: Down,
+    schema: Tree,
+    limits: Ranges,
+    packing: Packing | None = None,
+) -> Tree | None:
+    """The reply in a silo's upload of the structure `schema` (one silo's reply), unpacked; None if
+    the silo was not asked.
 
     Raises RefusedError that names the silo if the upload is no answer to `sent`: a tensor is
-    missing or unknown, a shape or dtype is wrong, a number is not finite or beyond its range. NaN
-    stands for a training loss that was withheld.
+    missing or unknown, a shape or dtype is wrong, a number is not finite or beyond its range, or an
+    update is not packed as `packing` does. NaN stands for a training loss that was withheld.
     """
     where = f"round {sent.round}, {silo(client)}"
     if type(message) is not dict or message.keys() - {"sha256"} != UPLOAD:
@@ -503,7 +535,9 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     leaves: Params = message["leaves"]
     where = f"{where}, job {name(sent.ask)!r}"
     fit(leaves, schema, where)
-    for key, leaf in leaves.items():
+    sent_reply = unflatten(leaves, schema)
+    reply = unpacked(sent_reply, packing, sent.ask)
+    for key, leaf in flatten(reply).items():
         if (key, name(sent.ask)) == ("loss", TRAIN) and leaf.isnan():
             continue  # a silo with privacy noise withholds it
         limit = allowed(key, limits)
@@ -520,7 +554,15 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
                     f"{where}: upload's {key!r} has {number.item():g}; allowed: "
                     f"{'whole numbers ' * limit.whole}{limit}; {REMEDY}",
                 )
-    return unflatten(leaves, schema)
+    if packing is not None and (
+        key := _changed(packing.pack(reply["deltas"]), sent_reply["deltas"])
+    ):
+        raise RefusedError(
+            "packed",
+            f"{where}: upload's 'deltas/{key}' is no packed update: packed again, it is another "
+            "one; all silos must run this release",
+        )
+    return reply
 
 
 def fit(leaves: Mapping[str, object], schema: Tree, where: str) -> None:

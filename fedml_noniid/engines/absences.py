@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedml_noniid.core.errors import UserError, shown
@@ -75,29 +75,9 @@ def read(
     UserError with file and line for anything else, and for a round or a client that does not exist.
     `rounds`, `n_clients`: how many there are, if that is known.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: can't be read ({getattr(error, 'strerror', error)})") from None
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-    if rows[:1] != [[*COLUMNS]]:
-        raise UserError(
-            f"{path}, line 1: {shown(''.join(lines[:1]))} is refused; allowed: {','.join(COLUMNS)}"
-        )
     most = (rounds, None, None if n_clients is None else n_clients - 1)
     absent: dict[tuple[int, int], set[int]] = {}
-    for number, row in enumerate(rows[1:], start=2):
-        if not any(row):
-            continue
-        where = f"{path}, line {number}"
-        if len(row) != len(COLUMNS):
-            raise UserError(
-                f"{where}: has {len(row)} cells; allowed: {len(COLUMNS)} ({','.join(COLUMNS)})"
-            )
-        cells = [row[0], row[1] or "0", row[2]]
-        round_, exchange, client = (
-            _number(where, *value) for value in zip(COLUMNS, cells, most, strict=True)
-        )
+    for where, (round_, exchange, client) in whole_numbers(path, COLUMNS, most, COLUMNS[1]):
         clients = absent.setdefault((round_, exchange), set())
         if client in clients:
             raise UserError(
@@ -105,6 +85,37 @@ def read(
             )
         clients.add(client)
     return {place: frozenset(clients) for place, clients in absent.items()}
+
+
+def whole_numbers(
+    path: Path, columns: Sequence[str], most: Sequence[int | None], blank: str = ""
+) -> Iterator[tuple[str, list[int]]]:
+    """(file and line, numbers) of each line of a CSV file; empty lines do not count.
+
+    `most`: by column; None: no limit. `blank`: the column where an empty cell is 0. UserError with
+    file and line for anything else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: can't be read ({getattr(error, 'strerror', error)})") from None
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+    if rows[:1] != [[*columns]]:
+        raise UserError(
+            f"{path}, line 1: {shown(''.join(lines[:1]))} is refused; allowed: {','.join(columns)}"
+        )
+    for number, row in enumerate(rows[1:], start=2):
+        if not any(row):
+            continue
+        where = f"{path}, line {number}"
+        if len(row) != len(columns):
+            raise UserError(
+                f"{where}: has {len(row)} cells; allowed: {len(columns)} ({','.join(columns)})"
+            )
+        cells = [
+            cell or "0" if name == blank else cell for name, cell in zip(columns, row, strict=True)
+        ]
+        yield where, [_number(where, *of) for of in zip(columns, cells, most, strict=True)]
 
 
 def _number(where: str, column: str, cell: str, most: int | None) -> int:

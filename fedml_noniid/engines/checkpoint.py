@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
     """Holds a run between two rounds."""
 
     round: int  # rounds done
-    trees: Tree  # server, evaluated, and memory or on_disk, see `engines.memory`
+    trees: Tree  # server, evaluated if it differs, and memory or on_disk, see `engines.memory`
     stopped: str  # why a callback has ended the run; "" if none has
     callbacks: list[dict[str, Any]]  # their states
     rows: list[dict[str, float]]  # of rounds.csv
@@ -97,7 +97,7 @@ class Checkpoints:
         os.link(self.path, self.previous)
 
     def read(self, like: Tree, path: Path | None = None) -> Checkpoint:
-        """Reads back into the structure `like`, which has "memory" and "on_disk".
+        """Reads back into the structure `like`, which has "evaluated", "memory" and "on_disk".
 
         UserError for a damaged file, or another configuration's. `path`: `previous`, or the last.
         """
@@ -119,7 +119,11 @@ class Checkpoints:
                 f"{_shown(self.made_by)}); delete it, or restore what it was made with"
             )
         other = "memory" if any(key.startswith("on_disk/") for key in flat) else "on_disk"
-        like = {key: tree for key, tree in like.items() if key != other}
+        like = {
+            key: tree
+            for key, tree in like.items()
+            if key != other and (head["differs"] or key != "evaluated")
+        }
         expected = flatten(like)
         if expected.keys() != flat.keys() or any(
             expected[key].shape != flat[key].shape for key in flat

@@ -9,35 +9,35 @@ rounds.csv leave them out, as they do all tests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
 
-from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.algorithm import Algorithm, State
 from fedml_noniid.core.component import V_BUFFERS, Ask, Client, Reply, V
 from fedml_noniid.core.losses import Loss
 from fedml_noniid.core.options import Range
+from fedml_noniid.core.received import received
 from fedml_noniid.core.training import component_views, own_model
 from fedml_noniid.core.trees import Params, Tree
 from fedml_noniid.engines.clients import Clients, Engine, numbers
-from fedml_noniid.engines.evaluation import totals
+from fedml_noniid.engines.evaluation import AccuracyByClient, totals
 from fedml_noniid.engines.packing import stack
-from fedml_noniid.engines.personal import PERSONAL, noise_of, personalized
+from fedml_noniid.engines.personal import PERSONAL, noise_of, personalized, without
 
 TEST = "test"  # the job of the Ask, which no component owns
 SENT, EVALUATED = "sent", "evaluated"  # the model that is sent; a few methods evaluate another one
 
 
 def asking(
-    to: Sequence[int], params: Params, buffers: Params, evaluated: Params | None
+    algorithm: Algorithm, to: Sequence[int], state: State, evaluated: Params | None
 ) -> Generator[Ask, Reply, Reply]:
     """Asks the clients `to`. `evaluated`: None if it is the model that is sent."""
-    return (
-        yield Ask(
-            TEST, tuple(to), params, buffers, {} if evaluated is None else {EVALUATED: evaluated}
-        )
-    )
+    beside = {} if evaluated is None else {EVALUATED: evaluated}
+    ask = Ask(TEST, tuple(to), state.params, state.buffers, beside)
+    return (yield algorithm.with_models(ask, state.slices))
 
 
 def ranges(loss: Loss) -> dict[str, Range]:
@@ -58,23 +58,25 @@ def answered(engine: Engine, ask: Ask, round_: int) -> Reply:
 def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
     """Each client's model on its own test samples with its labels of the round; zeros for one
     without samples."""
-    models, task = {SENT: ask.params, **ask.shared}, clients.task
+    task = clients.task
     width = task.loss.n_statistics(task.network.n_classes) + 1
-    columns: dict[str, list[Tensor]] = {name: [] for name in models}
+    columns: dict[str, list[Tensor]] = {}
     n_samples = []
-    for client in ask.to:
+    for position, client in enumerate(ask.to):
+        mine = received(ask, position)
         samples, at = clients.tests.get(client), clients.row[client]
         n_samples.append(0 if samples is None else len(samples.y))
         if samples is not None and clients.drift is not None:
             samples = samples._replace(y=clients.drift.drift.labels(samples.y, at, round_))
-        for name, params in models.items():
+        for name, params in {SENT: mine.params, **mine.shared}.items():
+            column = columns.setdefault(name, [])
             if samples is None:
-                columns[name] += torch.zeros(width, dtype=torch.float64, device=clients.device)
+                column += torch.zeros(width, dtype=torch.float64, device=clients.device)
                 continue
-            sent = Client(task, params, ask.buffers, round_)
+            sent = Client(task, params, mine.buffers, round_)
             model = model_of_client(clients.algorithm, sent, clients.memory.row(client))
             read = noise_of(samples, client, clients.seed)
-            columns[name] += totals(task.network, *model, samples, read, task.loss)
+            column += totals(task.network, *model, samples, read, task.loss)
     parts: Params = {
         name: torch.stack(numbers_of).view(-1, width) for name, numbers_of in columns.items()
     }  # [M, k + 1]
@@ -101,33 +103,32 @@ def model_of_client(algorithm: Algorithm, sent: Client, memory: Tree) -> tuple[P
 
 def models_of_clients(clients: Clients, params: Params, buffers: Params) -> Tree:
     """What makes the tested models of the clients of the given one, leaves [N, ...]: the parts
-    that they keep, or whole models."""
+    that they keep, or whole models but for what nobody trains."""
     algorithm = clients.algorithm
     if algorithm.own_model is None:
         kept: Tree = clients.memory.whole(PERSONAL).get(PERSONAL, {})
         return kept
     sent = Client(clients.task, params, buffers, 0)
-    models = [
-        dict(
-            zip(
-                ("params", "buffers"),
-                model_of_client(algorithm, sent, clients.memory.row(client)),
-                strict=True,
-            )
-        )
-        for client in clients.row
-    ]
+    fixed, models = {*clients.task.fixed}, list[Tree]()
+    for client in clients.row:
+        whole, its_buffers = model_of_client(algorithm, sent, clients.memory.row(client))
+        models.append({"params": without(whole, fixed), "buffers": its_buffers})
     return stack(models)
 
 
-def scores(reply: Reply, of: Loss) -> dict[str, Tensor]:
-    """Columns of rounds.csv: over all clients' samples together, 0-d float64 on the device; NaN
-    without samples."""
+def scores(reply: Reply, of: Loss, by_client: AccuracyByClient | None = None) -> dict[str, Tensor]:
+    """Columns of rounds.csv: over all clients' samples together, and those of `by_client`; 0-d
+    float64 on the device; NaN without samples."""
     parts: Params = reply.upload[TEST]
     means = {
         name: of.of_sums(parts[name], parts["n"]) for name in (SENT, EVALUATED) if name in parts
     }
     tested = means.get(EVALUATED, means[SENT])
-    return {f"test_{name}": value for name, value in tested.items()} | {
-        f"sent_{of.metric}": means[SENT][of.metric]
-    }
+    columns = {f"test_{name}": one for name, one in tested.items()}
+    columns[f"sent_{of.metric}"] = means[SENT][of.metric]
+    if by_client is not None:
+        hits = parts.get(EVALUATED, parts[SENT])[:, 0]  # the statistics of classes
+        accuracies = torch.full_like(by_client.sizes, math.nan)
+        accuracies[numbers(reply.clients, hits.device)] = hits / parts["n"]
+        columns |= by_client.columns(accuracies)
+    return columns

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.core.algorithm import TRAIN
-from fedml_noniid.core.component import Ask, Client, Reply, overrides
+from fedml_noniid.core.component import MODELS, Ask, Client, Reply, overrides
 from fedml_noniid.core.contract import call
 from fedml_noniid.core.data import Pass, Samples
 from fedml_noniid.core.errors import NonFiniteError, UserError
@@ -48,7 +48,7 @@ class Clients:
         self.needs = self.algorithm.needs
         self.public, self.drift = federation.public, federation.held
         self.read(federation.train)
-        self.task.loss.check(federation.train.y)
+        self.task.loss.check(federation.train.y, start.plan.network.vocabulary)
         self.indices = federation.clients
         if not (sizes := lists_of(self.indices).sizes).all():
             client = [*self.indices][int(sizes.argmin())]
@@ -75,7 +75,8 @@ class Clients:
         first |= {PERSONAL: self.task.personal} if self.task.personal else {}
         self.memory = memory_for(start.plan, first, self.row)
         self.trained: dict[int, tuple[Params, Params]] = {}
-        self.w_t: Params = {}  # of the round in which they were trained
+        # Of the round in which they were trained; empty if clients received several models.
+        self.w_t: Params = {}
         read = self.train.noise is not None or self.local.augment
         self._draws = (
             bool(self.algorithm.components) or cast("Model", self.task.network).draws or read
@@ -106,15 +107,18 @@ class Clients:
         if self.needs.no_training:
             return [NO_STEPS] * len(tuple(clients))
         streams, indices, local = self._streams("batches", round_), self.indices, self.local
-        first = self.needs.personal_first
-        passes, size, steps, drop_last = (
-            local.epochs,
-            local.batch_size,
-            local.local_steps,
-            local.drop_last,
-        )
+        first, steps = self.needs.personal_first, self.start.plan.local_steps
+        passes, size, drop_last = local.epochs, local.batch_size, local.drop_last
         return [
-            epochs(indices[client], passes, size, streams(client), steps, drop_last, first)
+            epochs(
+                indices[client],
+                passes,
+                size,
+                streams(client),
+                steps(round_, client),
+                drop_last,
+                first,
+            )
             for client in clients
         ]
 
@@ -191,9 +195,10 @@ class Clients:
         return any(overrides(c, "leaving") for c in self.algorithm.components)
 
     def left_as(self, ask: Ask, round_: int, trees: Tree, delta: Params) -> Params:
-        """A client's update as it leaves. `trees`: its "key", "each", and "memory" of now."""
-        client = self.client(self.task, ask, round_, trees["key"], Client.local_set)
-        sent = ask._replace(each=trees["each"])
+        """A client's update as it leaves. `trees`: its "key", "each", and "memory" of now, and its
+        "model" if it is not that of `ask`."""
+        sent = ask._replace(each=trees["each"], **trees.get("model", {}))
+        client = self.client(self.task, sent, round_, trees["key"], Client.local_set)
         views = component_views(self.algorithm, client, sent, trees["memory"])
         return left_as(self.algorithm, views, delta)
 
@@ -214,12 +219,16 @@ class Clients:
             )
         return (ask.params, ask.buffers) if ask.params else self.trained[client]
 
+    def start_from(self, ask: Ask) -> None:
+        """Stores w_t of an Ask to train, for models that clients return to a component."""
+        self.w_t = {} if MODELS in ask.each else tree_map(torch.clone, ask.params)
+
     def moved(self, ask: Ask, params: Params) -> Params:
         """The models that clients return to a component [...], minus w_t. UserError without w_t."""
         if params and not self.w_t:
             raise UserError(
                 f"{ask.owner}.{ask.job}: a client returned a model; allowed: in the exchanges of a "
-                "round, after training"
+                "round, after training, where all clients received one model"
             )
         return tree_map(torch.sub, params, self.w_t) if params else {}
 

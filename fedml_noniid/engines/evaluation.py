@@ -12,25 +12,39 @@ from torch import Tensor
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.losses import CROSS_ENTROPY, Classification, Loss, Metrics
-from fedml_noniid.core.task import Network
+from fedml_noniid.core.task import Network, Output
 from fedml_noniid.core.trees import Params
+from fedml_noniid.data.ragged import Ragged
 from fedml_noniid.data.reading import Read
+from fedml_noniid.data.types import Ints
 from fedml_noniid.metrics import metric_of
 
 BATCH = 1000  # samples of a pass
+CLIENT_ACCURACY = "client_accuracy/"  # begins the columns of rounds.csv by client
+LOGITS = 1 << 24  # of tokens, at most in a pass of several samples
 
 
-def check_measured(loss: Loss, **targets: Tensor | None) -> None:
+def check_measured(loss: Loss, vocabulary: int | None = None, **targets: Tensor | None) -> None:
     """UserError unless a loss takes the targets of each part of the data, and its main metric is
-    defined there, whatever a model predicts. None for a part that there is not."""
+    defined there, whatever a model predicts. None for a part that there is not. `vocabulary`: as
+    in `Loss.check`."""
     for part, y in targets.items():
         if y is None:
             continue
-        loss.check(y)
+        loss.check(y, vocabulary)
         if isinstance(loss, Classification):  # the accuracy is defined on all labels
             continue
-        constant = (torch.full_like(y, value) for value in (0, 1))
-        if any(loss.of_one(one, y)[loss.metric].isnan() for one in constant):
+        constants = [loss.constant(y, value) for value in (0, 1)]
+        if loss.per_target:
+            try:  # now, not after training
+                loss.of_one(constants[0][:, :1], y[:, :1])
+            except Exception as error:  # of any kind: the code may be the user's
+                raise UserError(
+                    f"loss {type(loss).__name__} can't score a single target "
+                    f"({type(error).__name__}: {error})",
+                    allowed="per_target = False in its class, where targets belong together",
+                ) from None
+        if any(loss.of_one(one, y)[loss.metric].isnan() for one in constants):
             raise UserError(
                 f"{metric_of(loss.metric).words} of the {len(y)} {part} samples is not defined",
                 allowed="samples that differ in each target, or have some label",
@@ -44,7 +58,7 @@ class Evaluation(NamedTuple):
     loss: float  # the mean
     # [C] float64 on the CPU, NaN for a class without samples; empty where there are no classes
     per_class_accuracy: Tensor
-    predictions: Tensor  # [n] int64 on the CPU; [n, C] of other losses
+    predictions: Tensor  # [n] int64 on the CPU; of other losses, as in `Loss.predictions`
 
     @property
     def accuracy(self) -> float:
@@ -99,6 +113,34 @@ def _scored(network: Network, of: Loss, predicted: Tensor, y: Tensor, loss: floa
     return Evaluation(numbers, loss, per_class, predicted)
 
 
+class AccuracyByClient(NamedTuple):
+    """Divides the hits on a test set among the clients that own its samples."""
+
+    names: tuple[str, ...]  # [N]
+    holder: Tensor  # [n], the client of each sample; N for a sample of nobody
+    sizes: Tensor  # [N] float64, the clients' numbers of samples
+
+    @staticmethod
+    def from_positions(positions: Mapping[str, Ints], y: Tensor) -> AccuracyByClient:
+        """`positions`: of the clients' samples, by name; `y`: the labels of the test set."""
+        lists = Ragged.from_lists([*positions.values()])
+        holder = torch.full((len(y),), len(lists))
+        holder[torch.from_numpy(lists.flat)] = torch.from_numpy(lists.holder)
+        sizes = torch.from_numpy(lists.sizes).double()
+        return AccuracyByClient((*positions,), holder.to(y.device), sizes.to(y.device))
+
+    def of_hits(self, hits: Tensor) -> Tensor:
+        """The accuracies [N] of the hits [n]; NaN for a client without samples."""
+        # `bincount` with weights has no deterministic kernel on a GPU.
+        sums = self.sizes.new_zeros(len(self.names) + 1).index_add_(0, self.holder, hits.double())
+        return sums[:-1] / self.sizes
+
+    def columns(self, accuracies: Tensor) -> dict[str, Tensor]:
+        """Columns of rounds.csv; `accuracies`: [N]."""
+        names = (f"{CLIENT_ACCURACY}{name}" for name in self.names)
+        return dict(zip(names, accuracies.unbind(), strict=True))
+
+
 @torch.no_grad()
 def scores(
     network: Network,
@@ -106,13 +148,19 @@ def scores(
     buffers: Params,
     samples: Samples,
     of: Loss = CROSS_ENTROPY,
+    by_client: AccuracyByClient | None = None,
+    sizes: list[Tensor] | None = None,
 ) -> Metrics:
-    """The metrics and the mean `loss` as in `evaluate`, 0-d float64.
+    """The metrics and the mean `loss` as in `evaluate`, and the columns of `by_client`; 0-d
+    float64.
 
-    They stay on the device: the host does not wait.
+    They stay on the device: the host does not wait. `sizes` gets the `largest` of each pass.
     """
-    predicted, loss = _passes(network, (params, buffers), samples, None, of)
-    return of.of_one(predicted, samples.y) | {"loss": loss}
+    predicted, loss = _passes(network, (params, buffers), samples, None, of, sizes)
+    metrics = of.of_one(predicted, samples.y) | {"loss": loss}
+    if by_client is None:
+        return metrics
+    return metrics | by_client.columns(by_client.of_hits(predicted == samples.y))
 
 
 @torch.no_grad()
@@ -132,18 +180,29 @@ def totals(
     return [*of.statistics(predicted, samples.y).unbind(), loss * len(samples.y)]
 
 
+def largest(network: Network, output: Output) -> Tensor:
+    """The largest size of a feature or a logit, 0-d; NaN if there is one."""
+    # Without a linear classifier, d is 0 and the features are NaN.
+    parts = output.features[:, : network.feature_size], output.logits
+    leaves = [leaf for leaf in parts if leaf.numel()]
+    return torch.stack([end for leaf in leaves for end in leaf.aminmax()]).abs().max()
+
+
 def _passes(
     network: Network,
     model: tuple[Params, Params],
     samples: Samples,
     read: Read | None,
     of: Loss,
+    sizes: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(predictions [n, ...], mean loss 0-d float64), on the device."""
     predictions, losses = [], []
-    for outputs, y in _batches(network, model, samples, read):
-        predictions.append(of.predictions(outputs))
-        losses.append(of.total(outputs, y))
+    for output, y in _batches(network, model, samples, read):
+        predictions.append(of.predictions(output.logits, y))
+        losses.append(of.total(output.logits, y))
+        if sizes is not None:
+            sizes.append(largest(network, output))
     return torch.cat(predictions), torch.stack(losses).double().sum() / len(samples.y)
 
 
@@ -153,7 +212,7 @@ def outputs_of(
 ) -> Tensor:
     """The outputs for all samples in eval mode, [n, C], on the device."""
     batches = _batches(network, (params, buffers), samples, read)
-    return torch.cat([outputs for outputs, _ in batches])
+    return torch.cat([output.logits for output, _ in batches])
 
 
 def _batches(
@@ -161,11 +220,13 @@ def _batches(
     model: tuple[Params, Params],
     samples: Samples,
     read: Read | None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """(outputs [B, C], targets [B, ...]) of each pass, on the device."""
+) -> Iterator[tuple[Output, Tensor]]:
+    """(output, targets [B, ...]) of each pass, on the device."""
     positions = torch.arange(len(samples.y), device=samples.y.device)
-    parts = (torch.split(leaf, BATCH) for leaf in (samples.x, samples.y, positions))
     plain = replace(cast("Any", network), plain=True)
+    # Logits of tokens are many.
+    size = max(1, min(BATCH, LOGITS // (plain.n_classes * plain.vocabulary or 1)))
+    parts = (torch.split(leaf, size) for leaf in (samples.x, samples.y, positions))
     for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
         inputs = x if read is None else read(samples, index, step)
-        yield plain(*model, inputs, False).logits, y
+        yield plain(*model, inputs, False), y

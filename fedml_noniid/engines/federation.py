@@ -15,6 +15,7 @@ from fedml_noniid.data.drift import Drift, SampleDrift
 from fedml_noniid.data.ragged import ByClient, Ragged, lists_of
 from fedml_noniid.data.types import Ints
 from fedml_noniid.engines.absences import Absent, nobody
+from fedml_noniid.engines.attackers import Attackers
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +34,16 @@ class Federation:
     public: Samples | None = None  # training samples that no client holds
     # which clients do not answer; they compute nothing, and their memory stays as it is
     absent: Absent = nobody
+    attackers: Attackers | None = None  # who lies in updates; what lies in samples is in `train`
     # how the labels of the clients and of the tests change with the round
     drift: Drift | None = None
     # Each client's own test samples, as it sees them before any drift. They count where clients
     # keep a part of the model to themselves. None: the whole test set for each.
     tests: Callable[[], Sequence[Samples]] | None = None
     held: SampleDrift | None = None  # the drift of `train`
+    # Positions in `test` of each client's own test samples, by the client's name. A tested round
+    # then has the accuracy of each client.
+    test_clients: Mapping[str, Ints] | None = None
 
     @staticmethod
     def from_indices(
@@ -71,9 +76,9 @@ class Federation:
         if algorithm.needs.public is Public.TEST_SET:
             used = replace(used, public=used.test)
         if algorithm.needs.pooled:
-            # There is no client then that could be missing.
+            # There is no client then that could be missing, or send a lie.
             whole = {0: lists_of(used.clients).flat}
-            used = replace(used, size=1, clients=whole, absent=nobody)
+            used = replace(used, size=1, clients=whole, absent=nobody, attackers=None)
         shared = round(algorithm.needs.shared * used.n_public)
         return used.with_public(shared) if shared else used
 

@@ -146,7 +146,8 @@ def train(
 ) -> tuple[Descent, Tree]:
     """Local training from the received model: where it ended, and the answers' fields by component.
 
-    `clients`: "key", "each" and "memory" of the client, or of all.
+    `clients`: "key", "each" and "memory" of the client, or of all, and the received "model" if it
+    is not that of `sent`.
     """
 
     def views(trees: Tree) -> Views:
@@ -160,7 +161,8 @@ def train(
         optimiser start."""
         prepared = {c.name: call(c, "prepare", view) for c, view in views(trees).items()}
         seen = views(trees | {"prepared": prepared})
-        params, buffers = joined(sent.params, sent.buffers, trees["memory"])
+        model = trees.get("model", {"params": sent.params, "buffers": sent.buffers})
+        params, buffers = joined(model["params"], model["buffers"], trees["memory"])
         given_state, given_params = started(algorithm, seen)
         params = params | given_params
         start = {"params": params, "buffers": buffers, "prepared": prepared}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedml_noniid.core.component import BODY, HEAD, NORMS, Client
+from fedml_noniid.core.component import BODY, HEAD, MODEL_OF, MODELS, NORMS, Client
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.losses import CROSS_ENTROPY, Loss
 from fedml_noniid.core.options import RecipeError
@@ -149,12 +149,12 @@ def without(tree: Tree, names: set[str]) -> Tree:
 
 
 class ClientModels(NamedTuple):
-    """Holds the clients' models: one shared part, and the personal parts, leaves [N, ...]."""
+    """Holds the clients' models: one shared part, and the personal parts."""
 
     network: Network
     params: Params
     buffers: Params
-    personal: Tree
+    personal: Tree  # as in `client_model`
     seed: int  # noise of the test samples is drawn from it and the client
     loss: Loss = CROSS_ENTROPY
 
@@ -173,9 +173,16 @@ class ClientModels(NamedTuple):
 def client_model(
     params: Params, buffers: Params, personal: Tree, client: int
 ) -> tuple[Params, Params]:
-    """The model with a client's personal part; `personal`: of all clients, leaves [N, ...]."""
-    mine = row(personal, client)
-    return params | mine.get("params", {}), buffers | mine.get("buffers", {})
+    """The model with a client's personal part.
+
+    `personal`: of all clients, leaves [N, ...]; or MODELS, leaves [K, ...], and MODEL_OF, [N].
+    """
+    kept = [row({part: personal.get(part, {}) for part in ("params", "buffers")}, client)]
+    if MODEL_OF in personal:
+        kept = [row(personal[MODELS], int(personal[MODEL_OF][client])), *kept]
+    for mine in kept:  # a file of weights has no name for a model without buffers
+        params, buffers = params | mine.get("params", {}), buffers | mine.get("buffers", {})
+    return params, buffers
 
 
 def noise_of(samples: Samples, client: int, seed: int) -> Read | None:

@@ -20,7 +20,16 @@ from fedml_noniid.data.types import Ints
 from fedml_noniid.engines.cohort import draw_cohort
 from fedml_noniid.engines.local_training import LocalTraining as LocalTraining
 from fedml_noniid.engines.personal import split_personal
+from fedml_noniid.engines.schedule import Devices, Schedule, Waits
 from fedml_noniid.models.model import Model
+
+
+class Clock(NamedTuple):
+    """Describes the clients' devices and the server's waiting, on a virtual clock."""
+
+    devices: Devices
+    waits: Waits = Waits()
+    until: int = 0  # microseconds at which the run ends; 0: after its rounds
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,9 @@ class Plan:
     observing: bool = False
     # where the clients' memories are: ram, disk, or by their size; the bits are the same
     clients_memory: str = "auto"
+    clock: Clock | None = None  # of simulations; None: time does not count
+    # made from `clock` by `engines.clock`; None: cohorts are drawn, and all do all their work
+    schedule: Schedule | None = None
 
     @property
     def evaluations(self) -> int:
@@ -87,7 +99,14 @@ class Plan:
 
     def draw_cohort(self, t: int, n_clients: int) -> tuple[int, ...]:
         """The clients of round `t`, ascending; the same for every recipe."""
+        if self.schedule is not None:
+            return self.schedule.cohort(t)
         return draw_cohort(self.seed, t, n_clients, self.cohort)
+
+    def local_steps(self, t: int, client: int) -> int:
+        """The local steps of a client in round `t`; 0: its epochs."""
+        fewer = 0 if self.schedule is None else self.schedule.steps(t, client)
+        return fewer or self.local.local_steps
 
     def steps(self, samples: Ints) -> Ints:
         """The local steps that clients with so many samples [N] take in a round, [N]."""
@@ -139,7 +158,7 @@ class Start(NamedTuple):
         rate, rounds = plan.local.rate, max(plan.rounds, 1)
         rates = [rate.at_round(t, rounds) for t in range(1, rounds + 1)]  # one may be refused
         optimizer, loss = plan.local.build(rates[0]), plan.local.built_loss
-        own_models = bool(personal) or algorithm.own_model is not None
+        own_models = bool(personal) or algorithm.own_models
         task = Task(configured, optimizer, fixed, personal, own_models, loss=loss)
         return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)
 

@@ -14,15 +14,24 @@ from torch import Tensor
 
 from fedml_noniid.core.component import Reply
 from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import NonFiniteError
 from fedml_noniid.core.task import Task
 from fedml_noniid.core.trees import Params, leaf_row_norms, norm, row_norms, together, tree_map
 from fedml_noniid.engines.callbacks import Callback, Columns, CurrentRun, Exchange, RoundEnd, Row
 from fedml_noniid.engines.client_tests import scores as client_scores
 from fedml_noniid.engines.clients import numbers
-from fedml_noniid.engines.evaluation import evaluate, scores
+from fedml_noniid.engines.evaluation import (
+    CLIENT_ACCURACY,
+    AccuracyByClient,
+    evaluate,
+    largest,
+    scores,
+)
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.traffic import Meter
+
+TRIED = 256  # test samples for a new model that the server does not evaluate
 
 
 class Evaluation(Callback):
@@ -32,16 +41,25 @@ class Evaluation(Callback):
     clients.
     """
 
-    def __init__(self, federation: Federation, observing: bool = False) -> None:
+    def __init__(
+        self, federation: Federation, observing: bool = False, limit: float = math.inf
+    ) -> None:
         """`observing`: whether it also tests a model before and after a client trains it again in
-        the same round."""
+        the same round. `limit`: of the features and logits of a round's models on test samples;
+        infinite in a simulation."""
         self.test, self.validation, self.drift = (
             federation.test,
             federation.validation,
             federation.drift,
         )
-        self.observing = observing
+        self.observing, self.limit = observing, limit
+        self.by_client = (
+            None
+            if federation.test_clients is None
+            else AccuracyByClient.from_positions(federation.test_clients, self.test.y)
+        )
         self._observed: Params = {}
+        self._sizes: list[Tensor] | None = None  # the `largest` of passes of the round
 
     def on_exchange(self, exchange: Exchange) -> None:
         ask, reply = exchange.ask, exchange.reply
@@ -53,9 +71,13 @@ class Evaluation(Callback):
             self._observed[f"{name}.test_after"] = self._by_class(exchange, reply)
 
     def measure(self, end: RoundEnd) -> Columns:
+        """Raises NonFiniteError if features or logits are beyond the limit."""
         state, done = end.done.state, end.done
+        self._sizes = None if self.limit == math.inf else []
         evaluated = state.params if done.evaluated is None else done.evaluated
         columns: dict[str, Tensor | float] = {}
+        if (by_client := self.by_client) is not None:
+            columns |= by_client.columns(torch.full_like(by_client.sizes, math.nan))
         for name, samples in (("test", self.test), ("validation", self.validation)):
             columns |= self._tested(name, end, evaluated, samples if end.evaluating else None)
         # Few methods evaluate another model than they send. Then both are tested.
@@ -63,9 +85,15 @@ class Evaluation(Callback):
         columns[f"sent_{metric}"] = columns[f"test_{metric}"]
         if end.evaluating and done.evaluated is not None:
             columns |= self._tested("sent", end, state.params, self.test, (metric,))
+        if self._sizes is not None:
+            self._refuse_large(end, self._sizes)
         return (
             columns
-            | ({} if end.client_tests is None else client_scores(end.client_tests, end.task.loss))
+            | (
+                {}
+                if end.client_tests is None
+                else client_scores(end.client_tests, end.task.loss, by_client)
+            )
             | self._observed
         )
 
@@ -99,6 +127,21 @@ class Evaluation(Callback):
             )
         return torch.stack(shares_of_classes)
 
+    def _refuse_large(self, end: RoundEnd, sizes: list[Tensor]) -> None:
+        """Tries the new model where no pass has: clients that keep a part test their own models."""
+        state = end.done.state
+        tried = sizes or [
+            largest(
+                end.task.network, end.task.eval(state.params, state.buffers, self.test.x[:TRIED])
+            )
+        ]
+        size = torch.stack(tried).max().item()
+        if not size <= self.limit:  # written so that NaN is refused too
+            raise NonFiniteError(
+                f"round {end.number}: the new model's outputs on test samples reach {size:g}; "
+                f"allowed: {self.limit:g}; lower lr or the method's coefficients"
+            )
+
     def _tested(
         self,
         name: str,
@@ -115,17 +158,23 @@ class Evaluation(Callback):
             return {f"{name}_{score}": math.nan for score in of}
         network, model = end.task.network, (end.task.whole(params), end.done.state.buffers)
         if self.drift is None:
-            by_score = scores(network, *model, samples, loss)
+            by_client = self.by_client if name == "test" else None
+            by_score = scores(network, *model, samples, loss, by_client, self._sizes)
         else:
             views = self.drift.views(samples.y, end.number)
-            by_view = [scores(network, *model, samples._replace(y=y), loss) for _, y in views]
+            by_view = [
+                scores(network, *model, samples._replace(y=y), loss, sizes=self._sizes)
+                for _, y in views
+            ]
             shares = torch.tensor(
                 [share for share, _ in views], dtype=torch.float64, device=samples.y.device
             )
             by_score = {
                 score: (torch.stack([one[score] for one in by_view]) * shares).sum() for score in of
             }
-        return {f"{name}_{score}": by_score[score] for score in of}
+        columns: dict[str, Tensor | float] = {f"{name}_{score}": by_score[score] for score in of}
+        of_clients = [key for key in by_score if key.startswith(CLIENT_ACCURACY)]
+        return columns | {key: by_score[key] for key in of_clients}
 
 
 class Recording(Callback):
@@ -145,7 +194,7 @@ class Recording(Callback):
 
     def on_exchange(self, exchange: Exchange) -> None:
         ask, reply = exchange.ask, exchange.reply
-        self.meter.count(ask, reply)
+        self.meter.count(ask, reply, self._run.algorithm.packing(ask.job))
         what = f"{ask.job}." if ask.owner else ""
         for key, leaf in flatten(reply.metrics).items():
             component, _, quantity = key.partition("/")
@@ -168,7 +217,7 @@ class Recording(Callback):
             key if leaf.ndim else key.replace("/", "_"): leaf for key, leaf in metrics.items()
         }
         numbers_of_round |= self._observed
-        if self.observing and start:
+        if self.observing and start and self._run.algorithm.received is None:
             numbers_of_round["round/similarity_to_global"] = _cosines(trained, start, state.params)
         up, down = self.meter.read()
         clients, cpu = end.reply.clients, torch.device("cpu")
@@ -195,6 +244,8 @@ class Recording(Callback):
     def _lengths(self, deltas: Params, moved: Params) -> dict[str, Tensor | float]:
         """FedNNNN's E, N and room for the integral of N; by group of layers if the model has more
         than one.
+
+        E weighs clients alike, as in eq. 5 with q_k = 1/m, also where the average goes by size.
 
         `moved`: the norms of the server's update by parameter, [1].
         """

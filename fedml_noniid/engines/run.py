@@ -58,6 +58,7 @@ class Outcome(NamedTuple):
     tensors: Params  # "<component>/<quantity>", [T, ...]: what else was recorded, on the CPU
     # In simulations: what stays on each client, leaves [N, ...].
     personal: Tree = {}  # noqa: RUF012, never changed in place
+    models: Tree = {}  # noqa: RUF012  # `component.MODELS` and MODEL_OF, if clients have these
 
 
 class Run:
@@ -74,13 +75,15 @@ class Run:
         callbacks: Sequence[Callback] = (),
         postprocess: Callable[[Params], Params] = lambda params: params,
         clients: Clients | None = None,
+        limit: float = math.inf,
     ) -> None:
         """`federation`: as the algorithm uses it, see `Federation.used_by`.
 
         `callbacks`: of this run alone.
 
         `postprocess` changes the model at the end of a round, before it is evaluated and sent
-        (privacy, defences). `clients`: where their memory is, in a simulation.
+        (privacy, defences). `clients`: where their memory is, in a simulation. `limit`: see
+        `record.Evaluation`.
         """
         self.start, self.federation, self.postprocess, self.clients = (
             start,
@@ -89,11 +92,12 @@ class Run:
             clients,
         )
         validation = None if federation.validation is None else federation.validation.y
-        check_measured(start.task.loss, test=federation.test.y, validation=validation)
+        vocabulary = start.plan.network.vocabulary
+        check_measured(start.task.loss, vocabulary, test=federation.test.y, validation=validation)
         self.algorithm, self.plan = start.algorithm, start.plan
         self.everybody = tuple(range(federation.size))
         observing = self.plan.observing
-        made = [Evaluation(federation, observing), Recording(observing)]
+        made = [Evaluation(federation, observing, limit), Recording(observing)]
         if mechanisms := start.algorithm.mechanisms:
             made.append(Accounting(mechanisms))
         self.callbacks: list[Callback] = [*made, *callbacks]
@@ -123,7 +127,9 @@ class Run:
         task = self.start.task
         sent, buffers = task.model(self.state.params, self.state.buffers)
         evaluated = sent if self.evaluated is None else task.whole(self.evaluated)
-        return Outcome(sent, evaluated, buffers, self.rows, stacked(self.recorded))
+        models = self.algorithm.models(self.state.slices)
+        recorded = stacked(self.recorded)
+        return Outcome(sent, evaluated, buffers, self.rows, recorded, models=models)
 
     def begin(self) -> Generator[Ask, Reply, None]:
         """Exchanges before the first round."""
@@ -204,20 +210,19 @@ class Run:
         memory: Tree = {"memory": {}} if self.clients is None else self.clients.memory.state()
         return memory | {
             "server": self.state._asdict(),
-            # The sent model stands in where it is the evaluated one.
-            "evaluated": self.state.params if self.evaluated is None else self.evaluated,
+            "evaluated": self.evaluated or {},
         }
 
     @property
     def structure(self) -> Tree:
-        """The structure of the trees, with the memories in RAM and on disk."""
+        """The structure of the trees, with an evaluated model, the memories in RAM and on disk."""
         whole: Tree = {}
         on_disk: Tree = {}
         if self.clients is not None:
             n = len(self.clients.row)
             whole = tree_map(lambda leaf: leaf.expand(n, *leaf.shape), self.clients.memory.first)
             on_disk = client_state_file.structure(n)
-        return self.trees | {"memory": whole, "on_disk": on_disk}
+        return self.trees | {"evaluated": self.state.params, "memory": whole, "on_disk": on_disk}
 
     def _ended(
         self, before: State, done: RoundResult, t: int, last: bool
@@ -239,9 +244,8 @@ class Run:
         task, due = self.start.task, last or t % self.plan.evaluate_every == 0
         tested: Reply | None = None
         if due and task.own_models:
-            tested = yield from self._exchanged(
-                client_tests.asking(self.everybody, sent, done.state.buffers, evaluated), t
-            )
+            asks = client_tests.asking(self.algorithm, self.everybody, done.state, evaluated)
+            tested = yield from self._exchanged(asks, t)
         assert self._trained is not None, "every round trains"
         end = RoundEnd(t, before, done, self._trained, task, due, tested)
         row, recorded = split_row(columns_of(self.callbacks, end))
@@ -274,6 +278,8 @@ class Run:
             while True:
                 self.missing.update(self.federation.absent(t, self.exchange, ask.to))
                 reply = yield self._addressed(ask, t)
+                if (attackers := self.federation.attackers) and not client_tests.is_test(ask):
+                    reply = attackers.lied(reply, t)
                 # Addressed again: while the Ask was out, `missing` may have grown.
                 if not client_tests.is_test(ask):
                     self._notify(self._addressed(ask, t), reply, t)
@@ -321,7 +327,9 @@ class Run:
         public = Server.public if of.public is None else of.public
         shape = tuple(of.test.x.shape[1:])
         task, w0 = plain(start.task_at(t)), (start.params, start.buffers)
-        return Server(task, *w0, t, of.size, shape, public, cohort=cohort, keys=keys)
+        at = Server(task, *w0, t, of.size, shape, public, cohort=cohort, keys=keys)
+        schedule = self.plan.schedule
+        return at if schedule is None else replace(at, staleness=schedule.staleness(t))
 
 
 class Checkpointing(Callback):

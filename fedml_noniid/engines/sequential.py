@@ -13,6 +13,7 @@ from torch import Tensor
 from fedml_noniid.core.algorithm import TRAIN
 from fedml_noniid.core.component import Ask, Client, Reply
 from fedml_noniid.core.data import Pass, Reader, Samples
+from fedml_noniid.core.received import received
 from fedml_noniid.core.task import Task
 from fedml_noniid.core.training import answer
 from fedml_noniid.core.trees import Params, Tree, row, tree_map
@@ -77,7 +78,7 @@ class Sequential:
             self.updates = rows_for(ask.params, 1)
         keys = host.to(self.clients.device)
         if self.clients.asked_again(ask):
-            self.clients.w_t = tree_map(torch.clone, ask.params)
+            self.clients.start_from(ask)
         stacked: Tree = {}
         for n, position in enumerate(positions):
             if training:
@@ -101,7 +102,7 @@ class Sequential:
 
         `host_key` is the key on the host.
         """
-        clients, client = self.clients, ask.to[position]
+        clients, client, ask = self.clients, ask.to[position], received(ask, position)
         order = clients.steps(client, round_)
         read, _ = clients.reads(key)
         steps = self._steps(order, read)

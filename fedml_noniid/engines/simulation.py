@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedml_noniid.core.algorithm import Algorithm
-from fedml_noniid.core.component import NORMS
+from fedml_noniid.core.component import BODY, HEAD, NORMS
 from fedml_noniid.core.errors import UserError, known
 from fedml_noniid.data.ragged import lists_of
 from fedml_noniid.data.types import Ints
@@ -116,7 +116,7 @@ class Simulation:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """`algorithm`: composed for `plan.setting` of this federation. Raises UserError."""
-        self.algorithm = algorithm
+        self.algorithm, self.attackers = algorithm, federation.attackers
         used = federation.used_by(algorithm)
         if algorithm.needs.pooled:
             plan = replace(plan, cohort=1)
@@ -134,7 +134,9 @@ class Simulation:
                 "clients train in one process: autograd has threads, which no fork survives"
             )
             processes = 1
-        streams = streaming.reason(start, callbacks)
+        attacked = used.attackers is not None and used.attackers.in_updates
+        # A lie goes by the others' updates, so these are held.
+        streams = "" if attacked else streaming.reason(start, callbacks)
         if streams and self.engine_name == "sequential":
             LOG.info("updates are added up one by one: %s", streams)
         # Another engine with the same bits may take its place before the first round.
@@ -177,14 +179,26 @@ class Simulation:
     @property
     def remarks(self) -> dict[str, str]:
         """Facts that a reader of the accuracies must know, by kind: "own_models", "no_effect",
-        "privacy", "stopped", "one_by_one"."""
+        "privacy", "stopped", "one_by_one", "clock", "attack"."""
         lines = (
             {"stopped": f"after round {self.loop.done}: {self.loop.stopped}"}
             if self.loop.stopped
             else {}
         )
+        schedule = self.loop.plan.schedule
+        if schedule is not None and schedule.nobody_in_time:
+            lines["clock"] = (
+                f"in {schedule.nobody_in_time} of {len(schedule.plan)} rounds nobody would be in "
+                "time, so the quickest client counted"
+            )
         if one_by_one := self.loop.plan.network.sequential_only:
             lines["one_by_one"] = f"vmap can't take the network: {one_by_one}"
+        if (attackers := self.attackers) is not None:
+            needs = self.algorithm.needs
+            unsent = needs.pooled or needs.no_training or {HEAD, BODY} <= needs.personal
+            idle = unsent and attackers.in_updates
+            words = f"clients {', '.join(map(str, attackers.clients))} attack"
+            lines["attack"] = words + idle * " without an effect, as no client sends an update"
         if mechanisms := self.algorithm.mechanisms:
             lines["privacy"] = "; ".join(
                 f"per {mechanism.unit} at delta {mechanism.delta:g}" for mechanism in mechanisms
@@ -204,5 +218,7 @@ class Simulation:
             )
             if self.loop.federation.absent is not nobody:
                 words += "; a client that is missing in a round is not tested in it"
+            if self.algorithm.models(self.loop.state.slices):
+                words += "; a new client takes the model with the lowest loss on its samples"
             lines["own_models"] = words
         return lines

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import torch
+
 from fedml_noniid.core.component import Ask, Reply
+from fedml_noniid.core.packing import Packing
+from fedml_noniid.core.received import received
 from fedml_noniid.core.trees import Params, n_bytes
 
 
 class Meter:
     """Counts bytes up and down, over all addressed clients, since `forget`.
 
-    Counted are models, buffers and side vectors in their own dtype; not counted are a message's few
+    Counted are models, buffers and side vectors in their own dtype, and compressed updates as they
+    are packed; not counted are a message's few
     scalars of bookkeeping (n_k, steps, loss). A model that a client already holds, because the last
     Ask to it carried the same one, is not sent again (rFedAvg+ sends w_{t+1} once, not twice). Of
     secure sums the masked integers are counted, once, and no keys and certificates.
@@ -24,8 +29,9 @@ class Meter:
         self._model: Params = {}
         self._holders: set[int] = set()
 
-    def count(self, ask: Ask, reply: Reply) -> None:
-        """Adds one exchange."""
+    def count(self, ask: Ask, reply: Reply, packing: Packing | None = None) -> None:
+        """Adds one exchange. `packing`: of its updates."""
+        ask = received(ask, 0)  # where each client has a model of its own, all have one size
         if ask.params:
             if ask.params is not self._model:
                 self._model, self._holders = ask.params, set()
@@ -37,6 +43,9 @@ class Meter:
         answered = (n_bytes(reply.deltas) + n_bytes(reply.buffers) + n_bytes(reply.upload)) // len(
             reply.clients
         )
+        if packing is not None:
+            zeros = {key: torch.zeros(p.shape, dtype=p.dtype) for key, p in ask.params.items()}
+            answered += n_bytes(packing.pack(zeros)) - n_bytes(zeros)
         self._down.update(dict.fromkeys(ask.to, aside))
         self._up.update(dict.fromkeys(ask.to, answered))
 

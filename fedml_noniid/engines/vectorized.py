@@ -18,6 +18,7 @@ from torch import Tensor
 from fedml_noniid.core.algorithm import TRAIN
 from fedml_noniid.core.component import Ask, Client, Reply
 from fedml_noniid.core.data import Pass, Reader, Samples
+from fedml_noniid.core.received import received_models
 from fedml_noniid.core.task import Task, functional
 from fedml_noniid.core.training import answer
 from fedml_noniid.core.trees import Params, Tree, n_bytes, row, tree_map
@@ -99,7 +100,7 @@ class Vectorized:
         n = numbers(map(len, map(clients.indices.__getitem__, ask.to)), clients.device)
         params = stacked.pop("params")
         if clients.asked_again(ask):
-            clients.w_t = tree_map(torch.clone, ask.params)
+            clients.start_from(ask)
             for position, client in enumerate(ask.to):
                 clients.store(client, row(params, position), row(stacked["buffers"], position))
         if training:
@@ -111,9 +112,11 @@ class Vectorized:
 
     def _leaving(self, ask: Ask, round_: int, keys: Tensor, memory: Tree, params: Params) -> Params:
         """The updates [M, ...] as they leave the clients; `params` is scratch memory afterwards."""
-        deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, ask.params)
+        trees: Tree = {"each": ask.each, "memory": memory, "key": keys}
+        trees |= received_models(ask, slice(None))
+        start = trees.get("model", {"params": ask.params})
+        deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, start["params"])
         if self.clients.changes_updates:
-            trees = {"each": ask.each, "memory": memory, "key": keys}
             deltas = torch.func.vmap(partial(self.clients.left_as, ask, round_))(trees, deltas)
         return deltas
 
@@ -137,6 +140,7 @@ class Vectorized:
             "each": row(ask.each, here),
             "memory": clients.memory.rows(ids),
             "key": there[here],
+            **received_models(ask, here),
         }
         if clients.needs.local_set:
             passes = [clients.local_set(client) for client in ids]

@@ -1,31 +1,24 @@
 """Tells what a silo and the server send each other in a run, and what stays at the silo.
 
 Names, dtypes and shapes are those of the study's messages, which both sides check. The keys of
-heads are those of `wire`. What a tensor is stands in the docstring of the hook that makes it. With
-which data it changes is tried out.
+heads are those of `wire`. What a tensor is stands in the docstring of the hook that makes it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fedml_noniid.core.algorithm import TRAIN, Algorithm
 from fedml_noniid.core.component import Ask, overrides
-from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.core.trees import Params
 from fedml_noniid.data.shards import Shard
 from fedml_noniid.deploy import settings, wire
 from fedml_noniid.deploy.settings import DeviceArgs, Terms
 from fedml_noniid.deploy.silo import Silo
-from fedml_noniid.deploy.wire import Down
 from fedml_noniid.engines.client_tests import TEST, is_test
 from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.personal import PERSONAL
@@ -42,8 +35,6 @@ BEFORE, ROUND, AFTER, TESTED = (
     "after each round that is tested",
 )
 HEADS = (wire.Hello, wire.Welcome, wire.Task, wire.Answer, wire.Refusal, wire.Entry)
-# It is tried out with which data a tensor changes: so often, and with silos like this.
-DRAWS, SEED, SAMPLES, BATCH, EPOCHS = 3, 0, 24, 8, 3
 # What tensors are that no method makes, by the first part of their names or by the whole name.
 DOWN = {
     "params": "the parameters of a model",
@@ -90,24 +81,23 @@ def _turns(ask: Ask, of: study.Messages, secure: bool) -> list[tuple[str, Forms,
     return turns
 
 
-def told(terms: Terms, shard: Shard, draws: int = DRAWS) -> dict[str, Any]:
-    """All of it, for JSON. `draws`: how often labels, and inputs, are exchanged to see what
-    changes; 0: that is left out. Raises UserError."""
-    tried, algorithm, shown = _Tried(terms, shard, draws), terms.algorithm, []
+def told(terms: Terms, shard: Shard) -> dict[str, Any]:
+    """All of it, for JSON. Raises UserError."""
+    algorithm, shown = terms.algorithm, []
     asks, done = algorithm.exchanges, 0
     for down, of in study.exchanges(terms, shard):
         ask = down.question
         when = BEFORE if done < asks.begin else ROUND if done < asks.begin + asks.round else AFTER
         when = TESTED if is_test(ask) else when
         done += not is_test(ask)
-        what, changes = partial(_what, algorithm, when, wire.name(ask)), tried.changes(down)
+        what = partial(_what, algorithm, when, wire.name(ask))
         turns = [
-            {"job": job, "down": _entries(task, what), "up": _entries(answer, what, changes)}
+            {"job": job, "down": _entries(task, what, False), "up": _entries(answer, what, True)}
             for job, task, answer in _turns(ask, of, terms.secure_sums > 0)
         ]
-        added = _entries(of.added, what, changes)
+        added = _entries(of.added, what, True)
         shown.append({"when": when, "asked": len(ask.to), "turns": turns, "added": added})
-    kept = study.forms(flatten(tried.silo.engine.clients.memory.first))
+    kept = study.forms(flatten(_silo(terms, shard).engine.clients.memory.first))
     return {
         "recipe": algorithm.name,
         "silos": terms.silos,
@@ -117,20 +107,26 @@ def told(terms: Terms, shard: Shard, draws: int = DRAWS) -> dict[str, Any]:
             head.__name__: {"keys": [*head.model_fields], "what": _words(head)} for head in HEADS
         },
         "exchanges": shown,
-        "stays": _entries(kept, lambda key, _: _kept(algorithm, key)),
+        "stays": _entries(kept, lambda key, _: _kept(algorithm, key), False),
     }
 
 
-def _entries(
-    of: Forms, what: Callable[[str, bool], str], changes: Mapping[str, list[str]] | None = None
-) -> dict[str, Any]:
+def _silo(terms: Terms, shard: Shard) -> Silo:
+    """A silo that has the server's test samples."""
+    parts = shard.parts | {"train": shard.parts["test"]}
+    shard = replace(shard, parts=parts, noise=None, drift=None)
+    return Silo(replace(terms, device=DeviceArgs()), 0, shard)
+
+
+def _entries(of: Forms, what: Callable[[str, bool], str], leaves: bool) -> dict[str, Any]:
     """What is told of tensors. `what`: called with the name, and whether it leaves the silo;
-    `changes`: of tensors that do."""
-    leaves, by = changes is not None, changes or {}
+    `leaves`: whether these do."""
     return {
-        key: {"form": form, "bytes": None if key in (SUM, CHECK) else study.size(form)}
-        | {"what": what(key, leaves)}
-        | ({"changes_with": by[key]} if key in by else {})
+        key: {
+            "form": form,
+            "bytes": None if key in (SUM, CHECK) else study.size(form),
+            "what": what(key, leaves),
+        }
         for key, form in of.items()
     }
 
@@ -142,59 +138,6 @@ def refused(terms: Terms) -> str:
     except UserError as error:
         return str(error)
     return ""
-
-
-class _Tried:
-    """Silos that differ in their labels, or in their inputs, and answer the same questions."""
-
-    def __init__(self, terms: Terms, shard: Shard, draws: int) -> None:
-        test, generator = shard.parts["test"], torch.Generator().manual_seed(SEED)
-        # Several small steps, because what the first one leaves as it is the next ones may change.
-        local = terms.plan.local.model_copy(
-            update={"batch_size": BATCH, "epochs": EPOCHS, "local_steps": 0, "drop_last": False}
-        )
-        terms = replace(terms, device=DeviceArgs(), plan=replace(terms.plan, local=local))
-
-        def drawn() -> Tensor:
-            return torch.randint(len(test.y), (SAMPLES,), generator=generator)
-
-        def silo(x: Tensor, y: Tensor) -> Silo:
-            mine = Samples(test.x[x], test.y[y])
-            parts = {"train": mine, "test": mine}
-            parts |= {key: of for key, of in shard.parts.items() if key == "public"}
-            return Silo(terms, 0, replace(shard, parts=parts, noise=None, drift=None))
-
-        x, y = drawn(), drawn()
-        self.silo, self._others = silo(x, y), dict[str, list[Silo]]()
-        if draws:
-            self._others["labels"] = [silo(x, drawn()) for _ in range(draws)]
-            self._others["inputs"] = [silo(drawn(), y) for _ in range(draws)]
-
-    def changes(self, down: Down) -> dict[str, list[str]]:
-        """Of each tensor of an answer: which of "labels" and "inputs" were seen to change it, or
-        another tensor of the same tree."""
-
-        def leaves(silo: Silo) -> Params:
-            return flatten(Silo.parts(silo.reply(down.question, 0, down.round)))
-
-        reasons: dict[str, list[str]] = {}
-        mine = leaves(self.silo) if self._others else {}
-        for kind, silos in self._others.items():
-            others = [leaves(silo) for silo in silos]
-            changed = {
-                _tree(key)
-                for key, leaf in mine.items()
-                if not all(torch.equal(leaf, other[key]) for other in others)
-            }
-            for key in mine:
-                reasons.setdefault(key, []).extend([kind] * (_tree(key) in changed))
-        return reasons
-
-
-def _tree(key: str) -> str:
-    """The tree of a tensor, such as `deltas` or `upload/scaffold/dc`; itself if it is none's."""
-    parent = key.rpartition("/")[0]
-    return key if parent.partition("/")[0] == "upload" and parent.count("/") == 1 else parent or key
 
 
 def _what(algorithm: Algorithm, when: str, job: str, key: str, up: bool) -> str:
@@ -211,7 +154,7 @@ def _what(algorithm: Algorithm, when: str, job: str, key: str, up: bool) -> str:
         return _words(component, "report" if is_training else "answer")
     if is_training:
         return _words(component, "broadcast" if part == "shared" else "message")
-    hooks = {BEFORE: ("survey",), ROUND: ("refine", "survey"), AFTER: ("finish",)}[when]
+    hooks = {BEFORE: ("survey",), ROUND: ("assign", "refine", "survey"), AFTER: ("finish",)}[when]
     return " ".join(_words(component, hook) for hook in hooks if overrides(component, hook))
 
 

@@ -356,7 +356,9 @@ def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Messages]]:
         of = Messages(down=forms(wire.tensors(down)), up=forms(up), added=forms(added))
         yield run.down, of
         # Only its shapes count: a rate that is too high, and diverges, is not for a study to find.
-        reply = tree_map(torch.nan_to_num, whole)
+        reply = wire.unpacked(
+            tree_map(torch.nan_to_num, whole), terms.algorithm.packing(ask.job), run.down.question
+        )
         run.feed(dict.fromkeys(ask.to, reply | {"deltas": zeros_like(reply["deltas"])}))
 
 

@@ -108,6 +108,8 @@ class EmbedSettings(NetworkSettings):
         raw |= dict(zip(("train_x", "test_x"), parts, strict=True))
         note = f"samples are vectors of {backbone.d} numbers, {backbone.taken}"
         raw |= {"unit": 1.0, "embedding": None, "encode": None, "notes": (*data.notes, note)}
+        # Owners can't be left out of vectors.
+        raw |= {"without": None, **dict.fromkeys(("unseen_x", "unseen_y", "unseen_owner"))}
         how = "channel" if self.normalise == "channel" else "none"
         return Dataset.from_raw(data.name, Raw(**raw), how)
 

@@ -35,6 +35,7 @@ class Model:
     # whether passes are plain, see `Forward`: one client at a time, without vmap
     plain: bool = False
     precision: str = "float32"  # of training, one of PRECISIONS
+    vocabulary: int = 0  # V, if outputs are logits of tokens [B, T, V]; 0: they are [B, C]
 
     @property
     def vmappable(self) -> bool:

@@ -54,6 +54,15 @@ class Note:
         self.scope.features = args[0] if args else named["input"]
 
 
+def _frozen(leaf: Tensor) -> nn.Parameter:
+    return nn.Parameter(leaf, requires_grad=False)
+
+
+def _same_bits(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors of float32 have the same bits: 0 is not -0."""
+    return torch.equal(one.view(torch.int32), two.view(torch.int32))
+
+
 @dataclass(frozen=True, eq=False)
 class OwnNetwork(Model):
     """A module that `make` returns, with what `models.probe` found out about it.
@@ -71,12 +80,15 @@ class OwnNetwork(Model):
     channels_last: bool = True  # whether the module takes images in the fastest layout
     out: int = 0  # C
     inputs: Inputs = field(default_factory=dict)  # by name, if there are several
+    # Frozen parameters, which may be large: those of all templates and, where they have the same
+    # values, of all modules lie in this memory.
+    fixed: Params = field(default_factory=dict, repr=False)
     # `replace` passes it on, because engines replace networks often
     templates: dict[object, Template] = field(default_factory=dict, repr=False)
 
     def untouched(self, seed: int = 0) -> nn.Module:
-        """A copy of what the user's code makes, which may be one module every time. UserError if it
-        can't be a client's network."""
+        """A copy of what the user's code makes, which may be one module every time. They share the
+        frozen parameters. UserError if it can't be a client's network."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.make()
@@ -86,7 +98,12 @@ class OwnNetwork(Model):
             )
         for why in refused(module):
             raise UserError(f"model {self.name!r}: {why}")
-        return copied(module, {})
+        memo: dict[int, Any] = {}
+        for name, leaf in module.named_parameters():
+            if type(leaf) is nn.Parameter and not leaf.requires_grad:
+                known = self.fixed.get(name, leaf.data)
+                memo[id(leaf)] = _frozen(known if _same_bits(known, leaf.data) else leaf.data)
+        return copied(module, memo)
 
     def template(self, train: bool, like: Tensor | None = None) -> Template:
         """The module of passes in training, or of others; its constants are as `like`."""
@@ -96,16 +113,17 @@ class OwnNetwork(Model):
                 module, scope = self.untouched(), Scope()
                 module.train(train)
                 module.requires_grad_(False)
-                self._share_frozen(module)
+                for name, leaf in module.named_parameters():
+                    if name in self.fixed:  # each pass puts in its own values
+                        leaf.data = self.fixed[name]
                 prepare(module, scope)
                 if self.head:
                     part = module.get_submodule(self.head)
                     part.register_forward_pre_hook(Note(scope), with_kwargs=True)
             else:  # a copy, as vmap lets no module be drawn
                 made, _, its_scope = self.template(train)
-                # Frozen parameters may be large, and nothing changes them.
                 memo: dict[int, Any] = {
-                    id(leaf): nn.Parameter(leaf.data, requires_grad=False)
+                    id(leaf): _frozen(leaf.data)
                     for name, leaf in made.named_parameters()
                     if name in self.frozen
                 }
@@ -113,17 +131,6 @@ class OwnNetwork(Model):
                 converted(module, like)
             self.templates[key] = Template(module, Bound(module), scope)
         return self.templates[key]
-
-    def _share_frozen(self, module: nn.Module) -> None:
-        """Gives frozen parameters the memory of the first template's, unless the user's `train`
-        has made others of them."""
-        if not self.templates:
-            return
-        first = dict(next(iter(self.templates.values())).module.named_parameters())
-        own = dict(module.named_parameters())
-        for name in self.frozen & first.keys() & own.keys():
-            if torch.equal(own[name], first[name]):
-                own[name].data = first[name].data
 
     @cached_property
     def _module(self) -> nn.Module:

@@ -3,12 +3,14 @@ train is compared with it. What is unsound is refused, what vmap can't take trai
 time.
 
 All is computed in float64, where a wrong row can't be taken for rounding; in float32 if the user's
-code insists on it. Dropouts that draw from keys drop nothing in the comparison with plain torch.
-All else that draws has the same seed on both sides.
+code insists on it, or if the frozen parameters are large. All passes share these. Dropouts that
+draw from keys drop nothing in the comparison with plain torch. All else that draws has the same
+seed on both sides.
 """
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from fedml_noniid.core.data import cross_entropy, masked_mean
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.task import Output
-from fedml_noniid.core.trees import Params, Tree, row, tree_map
+from fedml_noniid.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.models.model import Model
 from fedml_noniid.models.modules import converted, is_plain, our_name
 from fedml_noniid.models.own import OwnNetwork, Template
@@ -34,6 +36,7 @@ from fedml_noniid.own_code import running
 BATCH, PADDED = 4, 1  # samples of the step; those of them that are padding, where some are
 # Relative differences that rounding stays below; other numbers are the same or not.
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
+MOST_EXACT = 64 << 20  # bytes of frozen parameters; float64 would take twice as much beside them
 LARGE = 100.0  # times first values: beyond a limit that a forward may set
 OURS = vars(nn.Module()).keys()  # attributes that each module has
 T = TypeVar("T")
@@ -96,7 +99,7 @@ def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
     mask = torch.ones(BATCH)
     mask[-PADDED:] = 0
     samples = _samples(network, network.n_classes, tokens)
-    inputs = _exact(Given(params, buffers, *samples, torch.tensor(7), mask))
+    inputs = _exact(network, Given(params, buffers, *samples, torch.tensor(7), mask))
     try:
         one, two = (
             _step(each, inputs)._replace(outputs={"": _evaluated(each, inputs).logits})
@@ -129,8 +132,10 @@ def _refused(network: OwnNetwork, what: str, allowed: str) -> UserError:
     return UserError(f"model {network.name!r}: {what}", allowed=allowed)
 
 
-def _exact(inputs: Given) -> Given:
-    """In float64."""
+def _exact(network: OwnNetwork, inputs: Given) -> Given:
+    """In float64; as they are where the frozen parameters are large."""
+    if n_bytes(_split(network, inputs.params)[0]) > MOST_EXACT:
+        return inputs
 
     def exact(tree: Params) -> Params:
         floats = {name for name, leaf in tree.items() if leaf.is_floating_point()}
@@ -167,16 +172,41 @@ def _compared(network: OwnNetwork, n_classes: int, tokens: int) -> tuple[OwnNetw
             "draws from torch's own generator only",
         )
     del others  # it may be large
+    network = replace(network, fixed=_split(network, params)[0])
     first, second = (
         Given(params, buffers, *_samples(network, n_classes, tokens, seed), torch.tensor(7 + seed))
         for seed in range(2)
     )
+    exact = _exact(network, first)
+    also = exact._replace(x=second.x.to(exact.x.dtype), y=second.y, key=second.key)
+    for inputs in ((exact, also), (first, second)):
+        try:
+            with _kept(network, inputs[0].params):
+                return _as_in_torch(network, *inputs)
+        except UserError:  # perhaps of code that makes float32 by itself
+            if inputs[0] is first:
+                raise
+    raise AssertionError("the last one returns or raises")
+
+
+@contextmanager
+def _kept(network: OwnNetwork, params: Params) -> Iterator[None]:
+    """UserError if what runs inside changes frozen parameters, whose memory all passes share."""
+
+    def digests() -> dict[str, bytes]:
+        frozen, _ = _split(network, params)
+        return {
+            name: hashlib.sha256(leaf.cpu().contiguous().numpy().data).digest()
+            for name, leaf in frozen.items()
+        }
+
+    before = digests()
     try:
-        exact = _exact(first)
-        also = exact._replace(x=second.x.double(), y=second.y, key=second.key)
-        return _as_in_torch(network, exact, also)
-    except UserError:  # perhaps of code that makes float32 by itself
-        return _as_in_torch(network, first, second)
+        yield
+    finally:
+        for name, digest in digests().items():
+            if digest != before[name]:
+                raise _changed(network, name)
 
 
 def _as_in_torch(network: OwnNetwork, first: Given, second: Given) -> tuple[OwnNetwork, Given]:
@@ -198,11 +228,13 @@ def _as_in_torch(network: OwnNetwork, first: Given, second: Given) -> tuple[OwnN
             "draws in training only, from torch's own generator",
         )
     trained = {name for step in reference.steps for name in step.gradient}
+    logits = reference.steps[0].outputs[""]
     if not trained:
         raise _refused(network, "no parameter has a gradient", "one that is trained")
     network = replace(
         network,
         plain=True,
+        vocabulary=logits.shape[2] if logits.ndim == 3 else 0,
         dropping=False,
         frozen=network.frozen | (first.params.keys() - trained),
         state=_changing(network, first.buffers, reference),
@@ -287,8 +319,9 @@ def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
         seeded |= draws
         attributes.append(_attributes(module))
     # Some limit their weights, which at first are within the limits.
-    for leaf in module.parameters():
-        leaf.data *= LARGE
+    for name, leaf in module.named_parameters():
+        if name not in network.frozen:
+            leaf.data *= LARGE
     # It may fail: such weights are no real ones.
     with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
         module.train()
@@ -311,7 +344,8 @@ def _loaded(network: OwnNetwork, inputs: Given) -> nn.Module:
     module = network.untouched()
     converted(module, next(iter(inputs.params.values())))
     for name, leaf in module.named_parameters():
-        leaf.data = inputs.params[name].clone()
+        first = inputs.params[name]
+        leaf.data = first if name in network.frozen else first.clone()
     for name, buffer in module.named_buffers():
         buffer.data = inputs.buffers.get(our_name(name), buffer).clone()
     for part in module.modules():
@@ -343,11 +377,11 @@ def _torch_step(
                 "one tensor, the logits; a module around it can pick them out",
             )
         wanted = [BATCH, network.n_classes]
-        if [*logits.shape] != wanted:
+        if [*logits.shape[:2]] != wanted or logits.ndim > 3:
             raise _refused(
                 network,
                 f"gives {[*logits.shape]} for {BATCH} samples",
-                f"logits {wanted}, one for each class",
+                f"logits {wanted}, one for each class (of tokens: {[*wanted, 'V']})",
             )
         if train:
             _loss(logits, inputs).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -367,9 +401,15 @@ def _torch_step(
 def _check_parameters(
     network: OwnNetwork, module: nn.Module, inputs: Given, factor: float = 1
 ) -> None:
+    """`factor`: of those that are trained."""
     for name, leaf in module.named_parameters():
-        if not torch.equal(leaf, factor * inputs.params[name]):
-            raise _refused(network, f"its forward changes {name}", "a forward that leaves it")
+        first = inputs.params[name]
+        if not torch.equal(leaf, first if name in network.frozen else factor * first):
+            raise _changed(network, name)
+
+
+def _changed(network: OwnNetwork, name: str) -> UserError:
+    return _refused(network, f"its forward changes {name}", "a forward that leaves it")
 
 
 @contextmanager
@@ -459,7 +499,12 @@ def _split(network: Model, params: Params) -> tuple[Params, Params]:
 
 
 def _loss(logits: Tensor, inputs: Given) -> Tensor:
-    """A loss that has a gradient: cross-entropy of one output has none."""
+    """A loss that has a gradient: cross-entropy of one output has none. Each token counts with
+    another weight."""
+    if logits.ndim == 3:
+        weights = torch.linspace(1, 2, logits.shape[1], dtype=logits.dtype).unsqueeze(-1)
+        values = (weights * logits.log_softmax(-1).square()).mean((1, 2))
+        return masked_mean(values, inputs.mask)
     if logits.shape[-1] > 1:
         return cross_entropy(logits, inputs.y, inputs.mask)
     return masked_mean((logits - 1).square().squeeze(-1), inputs.mask)

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import torch
 
 from fedml_noniid.core.errors import UserError, one_line
-from fedml_noniid.credentials import certificates
 from fedml_noniid.data import shards
 from fedml_noniid.data.files import opened, remove_abandoned, write_whole, writing
 from fedml_noniid.deploy import exit_codes, results, settings, wire
@@ -109,7 +108,6 @@ class Process(Participant):
         logging.getLogger("grpc").setLevel(logging.CRITICAL)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
-        certificates.watch(self.deployment.kit(self.rank), self.rank)
         remove_abandoned(
             self.folder, WRITTEN if self.rank == 0 else [f"silo-{self.rank}.safetensors"]
         )

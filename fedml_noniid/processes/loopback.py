@@ -180,7 +180,9 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
         ).run()
     finally:
         torch.set_num_threads(threads)
-    return weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
+    return weights_sha256(
+        model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.models)
+    )
 
 
 def process(rank: int, config: str, output: str) -> None:

@@ -62,6 +62,14 @@ def compose(settings: config.Config, name: str, scenario: str, deployed: bool = 
         momentum=train.momentum,
     )
     algorithm = registry.build(settings.composition(name), settings.recipes[name].settings, setting)
+    if bool(clients.waits.buffer) is not algorithm.needs.stale:
+        takes = "no answers" if clients.waits.buffer else "nothing but answers"
+        raise UserError(
+            f"{name} takes {takes} of models of earlier rounds, which scenario {scenario} "
+            f"{'has' if clients.waits.buffer else 'has not'}",
+            allowed="waits with buffer and concurrency for fedbuff and fedasync, and others for "
+            "all other methods",
+        )
     for component in algorithm.components:
         component.optimizer(train.build())  # it may refuse the optimiser of `train`
     return algorithm

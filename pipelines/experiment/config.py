@@ -19,6 +19,7 @@ from fedml_noniid.core.options import (
     NonNegative,
     OneOf,
     OpenSection,
+    Positive,
     Range,
     Section,
     Seed,
@@ -201,15 +202,24 @@ class Recipe(OpenSection):
         return {section: keys for section, keys in every.items() if keys}
 
 
+SAVED = "all", "trained"
+
+
 class TrainSettings(RunSettings, ModelSettings):
     """How all recipes train."""
 
     rounds: Count
+    # virtual seconds at which a run ends, in place of its last rounds
+    until_s: Positive | None = Field(default=None, exclude_if=lambda value: value is None)
     observe: bool = False
     engine: Annotated[str, OneOf(lambda: simulation.ENGINES)] = "auto"
     device: Annotated[str, OneOf(lambda: DEVICES)] = "auto"
     threads: Annotated[int, Range(1, 256)] = 1
     evaluate_every: Count = 1
+    # What model.safetensors has: all parameters, or those that are not frozen.
+    save: Annotated[str, OneOf(lambda: SAVED)] = Field(
+        default="all", exclude_if=lambda value: value == "all"
+    )
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -369,6 +379,15 @@ class Config(Section):
                     )
             with checked("deploy"):
                 self._deployable()
+            with checked("train"):
+                known = [k for k in self.scenario_names if k in self.scenarios]
+                timeless = [k for k in known if self.scenarios[k].devices is None]
+                if self.train.until_s is not None and timeless:
+                    raise UserError(
+                        f"scenario {timeless[0]} has no devices",
+                        where=("until_s",),
+                        allowed="null",
+                    )
         return self
 
     def _lists(self) -> Iterable[tuple[tuple[str, ...], list[Any], Iterable[Any]]]:
@@ -403,6 +422,12 @@ class Config(Section):
             allowed = ", ".join(map(str, self.seeds))
             raise UserError(where=("seed",), value=deploy.seed, allowed=allowed)
         scenario = self.scenarios.get(deploy.scenario)
+        if scenario is not None and scenario.attack is not None:
+            raise UserError(
+                where=("scenario",),
+                value=deploy.scenario,
+                allowed="a scenario without attack, as silos decide themselves what they send",
+            )
         if scenario is not None and deploy.silos > max(2, scenario.clients):
             most = f"2 to {scenario.clients}, the clients of scenario {deploy.scenario!r}"
             raise UserError(where=("silos",), value=deploy.silos, allowed=most)
@@ -411,10 +436,7 @@ class Config(Section):
     def own_extras(self) -> bool:
         """Whether results depend on files of the user beside data: on missing clients, or code."""
         scenarios = [self.scenarios[name] for name in self.scenario_names]
-        listed = any(
-            scenario.availability is not None and scenario.availability.file
-            for scenario in scenarios
-        )
+        listed = any(scenario.files for scenario in scenarios)
         own = self.data.own_code() or any(one.own_code() for one in scenarios)
         return listed or bool(own) or any(map(self.own_code, self.recipe_names))
 
@@ -494,10 +516,8 @@ def load(root: Path) -> Config:
     settings = _with_records(checked(content, FILE), root / RECORDS)
     with together(source=FILE) as each:
         for name in settings.scenario_names:
-            scenario = settings.scenarios[name]
-            if scenario.availability is not None:
-                with each("scenarios", name, "availability"):
-                    scenario.availability.read(root, settings.train.rounds, scenario.clients)
+            with each("scenarios", name):
+                settings.scenarios[name].read_files(root, settings.train.rounds)
     return settings
 
 

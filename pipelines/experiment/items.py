@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +16,16 @@ from fedml_noniid.core.losses import Loss
 from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.indices import INDICES, Indices, read_indices
 from fedml_noniid.data.noise import for_client, per_sample
+from fedml_noniid.data.owners import client_names
 from fedml_noniid.data.rotation import turned
 from fedml_noniid.data.types import Ints
 from fedml_noniid.engines.absences import nobody
+from fedml_noniid.engines.attackers import Attackers
 from fedml_noniid.engines.callbacks import Callback
 from fedml_noniid.engines.device import be_deterministic, resolve_device
 from fedml_noniid.engines.federation import Federation
-from fedml_noniid.engines.plan import Plan
+from fedml_noniid.engines.plan import Clock, Plan
+from fedml_noniid.engines.schedule import microseconds
 from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.models.model import Model
 from fedml_noniid.models.settings import build_network
@@ -29,6 +33,8 @@ from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.simulate import simulate
+
+MAX_BY_CLIENT = 50  # clients with a column each in rounds.csv
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +52,7 @@ class Item:
     def load(workspace: Workspace, settings: Config, unit: Unit) -> Item:
         """Reads data and partition. Raises UserError, also if a file of them was changed."""
         data, folder = (
-            Dataset.read(workspace.dataset(settings.data.name)),
+            Dataset.read(workspace.dataset_of(settings, unit.scenario, unit.seed)),
             workspace.partition(unit.scenario, unit.seed),
         )
         cache.check(folder)
@@ -86,6 +92,13 @@ class Item:
         return None if wanted is None else wanted.deviations(len(self.indices.clients), self.data)
 
     @cached_property
+    def attackers(self) -> Attackers | None:
+        """The clients that lie, if any do. UserError for data that don't allow it."""
+        attack = self.settings.scenarios[self.unit.scenario].attack
+        n, seed = len(self.indices.clients), self.unit.seed
+        return None if attack is None else attack.drawn(self.data, n, seed)
+
+    @cached_property
     def test(self) -> Samples:
         return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
 
@@ -105,12 +118,19 @@ class Item:
 
     def client_tests(self) -> list[Samples]:
         """Each client's own part of the test set as it sees it, with the true labels."""
-        tests = self.indices.skew.tests(self.indices.test_clients, self.test.x, self.test.y)
+        return self.seen_by(self.indices.test_clients, self.test)
+
+    def seen_by(self, clients: Sequence[Ints], samples: Samples) -> list[Samples]:
+        """Each client's samples as it sees them, with the true labels.
+
+        `clients`: positions in `samples`.
+        """
+        parts = self.indices.skew.tests(clients, samples.x, samples.y)
         if self.noise is None:
-            return tests
+            return parts
         return [
-            test._replace(noise=for_client(std, test.x))
-            for test, std in zip(tests, self.noise, strict=True)
+            part._replace(noise=for_client(std, part.x))
+            for part, std in zip(parts, self.noise, strict=True)
         ]
 
     def labelled(self, y: Tensor, client: int) -> Tensor:
@@ -124,12 +144,12 @@ class Item:
         `workers`: the most processes that it may use. Raises UserError.
         """
         settings, recipe = self.settings, self.unit.recipe
-        train = settings.train_of(recipe)
+        train, scenario = settings.train_of(recipe), settings.scenarios[self.unit.scenario]
         plan = Plan(
             self.network,
             train,
             train.rounds,
-            settings.scenarios[self.unit.scenario].cohort,
+            scenario.cohort,
             self.unit.seed,
             train.evaluate_every,
             train.engine,
@@ -138,10 +158,20 @@ class Item:
             workers,
             train.observe,
             settings.machine.clients_memory,
+            self._clock(),
         )
         every = [*train.built_callbacks(), *callbacks]
         methods = settings.recipes[recipe].settings
         return simulate(settings.composition(recipe), methods, self._federation(), plan, every)
+
+    def _clock(self) -> Clock | None:
+        """The devices of the scenario and how the server waits, if it has any."""
+        scenario = self.settings.scenarios[self.unit.scenario]
+        if scenario.devices is None:
+            return None
+        devices = scenario.devices.devices(len(self.indices.clients), self.unit.seed)
+        until = microseconds(self.settings.train.until_s)
+        return Clock(devices, scenario.waits.built, until)
 
     def _federation(self) -> Federation:
         scenario, clients = self.settings.scenarios[self.unit.scenario], self.indices.clients
@@ -152,8 +182,11 @@ class Item:
             index = torch.from_numpy(positions).to(self.device)
             return Samples(x[index], y[index]) if len(positions) else None
 
+        seen = self.indices.skew.applied(clients, x, y)
+        if self.attackers is not None:
+            seen = self.attackers.samples(clients, *seen, len(self.data.classes))
         return Federation.from_indices(
-            Samples(*self.indices.skew.applied(clients, x, y), noise),
+            Samples(*seen, noise),
             clients,
             self.test,
             validation=part(self.indices.validation),
@@ -161,6 +194,24 @@ class Item:
             absent=nobody
             if scenario.availability is None
             else scenario.availability.absent(self.unit.seed),
+            attackers=self.attackers,
             drift=self.indices.skew.drift,
             tests=self.client_tests,
+            test_clients=self._test_clients(),
         )
+
+    def _test_clients(self) -> dict[str, Ints] | None:
+        """Each client's positions in the test set, by its owner's name or its number.
+
+        None for many clients, labels that drift and losses without classes: there, rounds have no
+        accuracy by client.
+        """
+        tests = self.indices.test_clients
+        drifts = self.indices.skew.drift is not None
+        if len(tests) > MAX_BY_CLIENT or drifts or not self.loss.classes:
+            return None
+        names = client_names(self.data, self.indices.clients) or range(len(tests))
+        columns = [re.sub(r"[^\w.-]", "_", str(name)) for name in names]
+        if len(set(columns)) < len(columns):
+            columns = [f"{column}-{k}" for k, column in enumerate(columns)]
+        return dict(zip(columns, tests, strict=True))

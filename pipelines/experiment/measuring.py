@@ -12,27 +12,34 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedml_noniid.core.data import Samples
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import Params, Tree
+from fedml_noniid.data.dataset import normalised
 from fedml_noniid.data.owners import client_names, order_of
 from fedml_noniid.data.reading import Read
 from fedml_noniid.data.statistics import class_counts
 from fedml_noniid.data.streams import key
 from fedml_noniid.data.types import Floats, Ints
+from fedml_noniid.engines.attackers import triggered
 from fedml_noniid.engines.evaluation import Evaluation, evaluate, outputs_of, pooled
 from fedml_noniid.engines.hashing import weights_sha256
 from fedml_noniid.engines.metrics import by_client, measured, views_of
 from fedml_noniid.engines.personal import ClientModels
+from fedml_noniid.engines.plan import initial_model
+from fedml_noniid.models.model import Model
 from fedml_noniid.pipelines.experiment import counts
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import METRIC
 
-CONFUSION = "confusion.csv"
+CONFUSION, UNSEEN = "confusion.csv", "unseen.csv"
 LAST = 5  # last rounds, for their mean and spread
 
 
@@ -46,15 +53,23 @@ class Measured(NamedTuple):
     hashes: Mapping[str, str]  # SHA-256 by name; they follow the metrics in metrics.json
     # Columns by title: a row per true class, a column per predicted one; empty without classes.
     confusion: Mapping[str, Sequence[object]] = {}
+    unseen: Mapping[str, Sequence[object]] = {}  # a row per owner that takes no part
 
     def files(self) -> dict[str, bytes]:
         """The files of the item's folder in evaluation/."""
         confusion = {CONFUSION: _table(self.confusion).encode()} if self.confusion else {}
-        return confusion | {
-            f"per_{next(iter(self.per_class))}.csv": _table(self.per_class).encode(),
-            "per_client.csv": _table(self.per_client).encode(),
-            "metrics.json": (json.dumps({**self.metrics, **self.hashes}, indent=2) + "\n").encode(),
-        }
+        unseen = {UNSEEN: _table(self.unseen).encode()} if self.unseen else {}
+        return (
+            confusion
+            | unseen
+            | {
+                f"per_{next(iter(self.per_class))}.csv": _table(self.per_class).encode(),
+                "per_client.csv": _table(self.per_client).encode(),
+                "metrics.json": (
+                    json.dumps({**self.metrics, **self.hashes}, indent=2) + "\n"
+                ).encode(),
+            }
+        )
 
 
 def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -> Measured:
@@ -129,6 +144,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
             confusion = _confusion(y, whole.predictions, n_classes)
 
     own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
+    own_metrics |= _backdoor(item, params, buffers, parts)
     metrics = {
         "accuracy": accuracy,
         "loss": loss,
@@ -171,7 +187,62 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         _hashes(tensors, [view.seen.predictions for view in views]),
         {"class": item.data.classes}
         | {f"as {name}": confusion[:, c].tolist() for c, name in enumerate(item.data.classes)},
+        _unseen(item, tensors),
     )
+
+
+def _unseen(item: Item, tensors: Params) -> dict[str, Sequence[object]]:
+    """The model on all samples of each owner that takes no part; empty if all do.
+
+    `majority_accuracy`: of naming the owner's own largest class.
+    """
+    data = item.data
+    if data.unseen_x is None or data.unseen_y is None or data.unseen_owner is None:
+        return {}
+    model = model_of_new_site(tensors, item.indices.clients.sizes.tolist())
+    x, y = normalised(data.unseen_x.to(item.device), data.mean, data.std), data.unseen_y
+    outputs = outputs_of(item.network, *model, Samples(x, y.to(item.device))).cpu()
+    owners = [data.unseen_owner == number for number in range(len(data.unseen_names))]
+    return {
+        "owner": data.unseen_names,
+        "samples": [int(rows.sum()) for rows in owners],
+        "majority_accuracy": [share_of_largest(y[rows]) for rows in owners],
+        "accuracy": [share_of_right(outputs[rows], y[rows]) for rows in owners],
+    }
+
+
+def model_of_new_site(tensors: Params, sizes: Sequence[int]) -> tuple[Params, Params]:
+    """(parameters, buffers) that a site gets which took no part: the common model.
+
+    Of parts that clients keep to themselves, it gets the mean over the clients, by their `sizes`.
+    `tensors`: as in `measure`.
+    """
+    (params, buffers), parts = final_model(tensors), personal_parts(tensors)
+    # Whole models stay on the clients, or are those of clusters, beside the common one.
+    if "models" in parts or params.keys() <= parts.get("params", {}).keys():
+        return params, buffers
+    shares = torch.tensor(sizes, dtype=torch.float64)
+    shares /= shares.sum()
+    mean = {
+        part: {
+            name: torch.tensordot(shares.to(leaf.device), leaf.double(), 1).to(leaf.dtype)
+            for name, leaf in tree.items()
+        }
+        for part, tree in parts.items()
+    }
+    return params | mean.get("params", {}), buffers | mean.get("buffers", {})
+
+
+def share_of_right(outputs: Tensor, y: Tensor) -> float:
+    """The accuracy of outputs [n, C]; such that are not finite count as wrong. NaN for none."""
+    right = (outputs.argmax(1) == y) & outputs.isfinite().all(1)
+    return float(right.double().mean())
+
+
+def share_of_largest(y: Tensor) -> float:
+    """The share of the most frequent class of `y` [n]. NaN for none."""
+    _, sizes = np.unique(y.numpy(), return_counts=True)
+    return float(sizes.max()) / len(y) if len(y) else np.nan
 
 
 def _course(metric: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -217,9 +288,9 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
             k: _scores(item, whole.predictions[owned[k]], y[owned[k]])[loss.metric] for k in known
         }
     of_clients = np.array([by_client.get(k, np.nan) for k in range(len(owned))])
-    by_target = [
-        _scores(item, whole.predictions[:, [t]], y[:, [t]]) for t in range(len(item.data.classes))
-    ]
+    names: Sequence[str] = item.data.classes if loss.per_target else ["all"]
+    columns_of = [[t] for t in range(len(names))] if loss.per_target else [slice(None)]
+    by_target = [_scores(item, whole.predictions[:, t], y[:, t]) for t in columns_of]
     own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
     metrics = {
         **whole.metrics,
@@ -235,7 +306,7 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
             "loss_noisy": float(np.mean([copy.loss for copy in noisy])),
         }
     metrics["traffic_mib"] = (metrics["bytes_up"] + metrics["bytes_down"]) / counts.MIB
-    columns: dict[str, Sequence[object]] = {"target": item.data.classes}
+    columns: dict[str, Sequence[object]] = {"target": names}
     columns["samples"] = [len(y)] * len(by_target)
     columns |= {key: [one[key] for one in by_target] for key in by_target[0]}
     per_client: dict[str, Sequence[object]] = {
@@ -350,6 +421,26 @@ def _own_metrics(
     return numbers, by_client(metrics, numbers, own)
 
 
+def _backdoor(item: Item, params: Params, buffers: Params, parts: Tree) -> dict[str, float]:
+    """How often models name the backdoor's target on test samples of other classes with the
+    trigger; empty without a backdoor.
+
+    Of clients' own models: the mean over the honest clients, each as it sees the test set.
+    """
+    if item.attackers is None or item.attackers.kind != "backdoor":
+        return {}
+    target, like = item.attackers.options["target"], item.data.normalised("train", item.device)
+    models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
+    n, rates = len(item.indices.clients) if parts else 1, []
+    for k in set(range(n)) - {*(item.attackers.clients if parts else ())}:
+        test = item.test_of(k) if parts else item.test
+        other = test.y != target
+        test = test._replace(x=triggered(test.x[other], like), y=test.y[other], noise=None)
+        seen = models.evaluate(k, test)
+        rates.append((seen.predictions == target).double().mean().item())
+    return {"backdoor_rate": float(np.mean(rates))}  # beside the user's metrics
+
+
 def _frequent(item: Item, by_client: bool) -> Ints:
     """The most frequent class of the training data by client [N], as clients label it after the
     last round.
@@ -388,13 +479,13 @@ def _by_class(y: Tensor, predictions: Tensor, constant: Tensor | int) -> tuple[f
 
 
 def personal_parts(tensors: Params) -> Tree:
-    """The clients' own parts in the content of model.safetensors, leaves [N, ...]; empty if they
+    """The clients' own parts in the content of model.safetensors, for `client_model`; empty if they
     keep none."""
     parts: Tree = {}
     for name, leaf in tensors.items():
-        if name.startswith("own/"):
-            _, part, key = name.split("/", 2)
-            parts.setdefault(part, {})[key] = leaf
+        own, *path, last = name.split("/")
+        if own == "own":
+            reduce(lambda tree, part: tree.setdefault(part, {}), path, parts)[last] = leaf
     return parts
 
 
@@ -411,6 +502,29 @@ def final_model(tensors: Params) -> tuple[Params, Params]:
         for prefix in (part, "buffers/")
     )
     return params, buffers
+
+
+def with_frozen(tensors: Params, network: Model, seed: int, run: Mapping[str, Any]) -> Params:
+    """The content of model.safetensors with the frozen parameters that it lacks (`save: trained`).
+
+    These are made as for the run, whose run.json is `run`. UserError if they are others now.
+    """
+    lacking = sorted(name for name in network.frozen if f"params/{name}" not in tensors)
+    if not lacking:
+        return tensors
+    first, _ = initial_model(network, seed, torch.zeros(()))
+    parts = {"params", "evaluated"} & {key.partition("/")[0] for key in tensors}
+    # Copies: whoever gets the model may train it on.
+    base = {f"{part}/{name}": first[name].clone() for part in parts for name in lacking}
+    whole = tensors | base
+    if weights_sha256(whole) != run["weights_sha256"]:
+        raise UserError(
+            f"model.safetensors of {run['scenario']}-{run['recipe']}-{seed} has what was trained "
+            f"(save = 'trained'), and the {len(lacking)} frozen parameters of model "
+            f"{network.name!r}, such as {lacking[0]}, are not those of the run",
+            allowed="the base from which the run started",
+        )
+    return whole
 
 
 def _spread(name: str, accuracy: Floats) -> dict[str, float]:

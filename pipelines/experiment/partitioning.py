@@ -73,6 +73,8 @@ def assign(
         skew = skewed(scenario, data, clients, seed)
         if scenario.noise is not None:
             scenario.noise.deviations(len(clients), data)  # refuses data without a scale
+        if scenario.attack is not None:
+            scenario.attack.drawn(data, len(clients), seed)  # likewise
     return Indices(
         clients,
         split.validation,

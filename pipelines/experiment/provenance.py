@@ -27,6 +27,7 @@ from fedml_noniid import extras, own_code
 from fedml_noniid.engines.device import facts, resolve_device
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.facts import of_cpu, readers
+from fedml_noniid.pipelines.experiment.scenario import OF_RUN
 from fedml_noniid.plugins import registry
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
@@ -37,7 +38,9 @@ REGISTRY = "fedml_noniid.plugins.registry"
 LISTS = (
     REGISTRY,
     "fedml_noniid.pipelines.experiment.config",
+    "fedml_noniid.pipelines.experiment.devices",
     "fedml_noniid.pipelines.experiment.embedding",
+    "fedml_noniid.pipelines.experiment.left_out",
     "fedml_noniid.pipelines.experiment.scenario",
     "fedml_noniid.engines.local_training",
     "fedml_noniid.engines.metrics",
@@ -79,15 +82,16 @@ def plan(
     local = settings.train.model_dump()
     reported = [data, split, used, entries, settings.seeds, local, settings.experiment]
     cut = [code("fedml_noniid.pipelines.stages.partition"), kind_of(torch.device("cpu"), 1)]
-    scenarios = {
-        name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used
-    }
+    scenarios = {name: settings.scenarios[name].model_dump(exclude={*OF_RUN}) for name in used}
+    prepared = preparing(settings, user_files)
+    # Without some owners, the data are read anew.
+    reads = {name: [prepared] * (settings.scenarios[name].unseen is not None) for name in used}
     owns = {name: settings.scenarios[name].own_code() for name in used}
     return {
         "machine": machine_kind(settings),
-        "prepare": preparing(settings, user_files),
+        "prepare": prepared,
         "partition": {
-            f"{name}-{seed}": digest(scenarios[name], split, seed, *cut, owns[name])
+            f"{name}-{seed}": digest(scenarios[name], split, seed, *cut, owns[name], *reads[name])
             for name in used
             for seed in settings.seeds
         },

@@ -33,6 +33,14 @@ class Site(NamedTuple):
     score: float  # accuracy, or another main metric, on these
 
 
+class UnseenSite(NamedTuple):
+    """An owner that took no part."""
+
+    samples: int  # all of it
+    majority: float  # the share of its largest class
+    accuracy: float  # NaN without samples
+
+
 @dataclass(frozen=True)
 class ItemResult:
     """One train item: a recipe on a scenario with a seed."""
@@ -54,6 +62,7 @@ class ItemResult:
     files: tuple[Path, ...]
     notes: tuple[str, ...]  # what the data set's reader says about the data
     sites: Mapping[str, Site] = field(default_factory=dict)  # by owner; empty without names
+    unseen: Mapping[str, UnseenSite] = field(default_factory=dict)  # by owner
 
     @property
     def main(self) -> str:
@@ -162,6 +171,20 @@ def _of_clients(path: Path) -> tuple[list[float], dict[str, Site]]:
     return [value for value in values if math.isfinite(value)], sites
 
 
+def unseen_sites(lines: Iterable[Mapping[str, Any]]) -> dict[str, UnseenSite]:
+    """The owners of unseen.csv. KeyError and ValueError for other lines."""
+    return {
+        str(line["owner"]): UnseenSite(
+            int(line["samples"]),
+            *(
+                math.nan if line[key] == "" else float(line[key])
+                for key in ("majority_accuracy", "accuracy")
+            ),
+        )
+        for line in lines
+    }
+
+
 def table(path: Path) -> list[dict[str, str]]:
     """The lines of a CSV file as text, keyed by its header."""
     try:
@@ -197,9 +220,9 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
     partition = root / "partitions" / f"{run.get('scenario')}-{run.get('seed')}"
     metrics, per_client = evaluation / "metrics.json", evaluation / "per_client.csv"
     named = [folder / "rounds.csv", folder / "model.safetensors"]
-    named += [partition / "heatmap.png", *partition.glob("*.safetensors")]
+    named += [partition / "heatmap.png", *partition.glob("indices.*")]
     named += [metrics, evaluation / "per_class.csv", evaluation / "per_target.csv", per_client]
-    named.append(evaluation / "confusion.csv")
+    named += [evaluation / "confusion.csv", evaluation / "unseen.csv"]
     try:
         tags = {name: str(value) for name, value in run["tags"].items()}
         made = cache.made(repository, tags.get("fingerprint", ""))
@@ -218,6 +241,7 @@ def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
             evaluation=record(metrics) if metrics.exists() else {},
             client_accuracy=tuple(scores),
             sites=sites,
+            unseen=unseen_sites(table(named[-1])) if named[-1].exists() else {},
             files=tuple(file for file in named if file.exists()),
             notes=tuple(run["notes"]),
         )

@@ -6,7 +6,14 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    model_serializer,
+    model_validator,
+)
 from torch import Tensor
 
 from fedml_noniid.core.errors import UserError, located, together
@@ -17,17 +24,25 @@ from fedml_noniid.core.options import (
     NonNegative,
     OneOf,
     OpenSection,
+    Range,
     Section,
     Share,
+    check_options,
 )
 from fedml_noniid.data import noise, partitions
-from fedml_noniid.data.checks import ClassName
+from fedml_noniid.data.checks import ClassName, class_numbers
 from fedml_noniid.data.dataset import Dataset
-from fedml_noniid.engines import absences
+from fedml_noniid.data.streams import stream
+from fedml_noniid.data.unseen import checked
+from fedml_noniid.engines import absences, attackers
+from fedml_noniid.engines.attackers import Attackers
 from fedml_noniid.engines.cohort import cohort_size
-from fedml_noniid.own_code import defaults_by_name, is_own, source_with_files
+from fedml_noniid.own_code import defaults_by_name, defaults_of, is_own, source_with_files
+from fedml_noniid.pipelines.experiment.devices import DeviceSettings, WaitSettings
 
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # beside the options of its partition
+# Keys that change no split of the data.
+OF_RUN = ("availability", "devices", "waits", "attack")
 PAIRS = "pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep their labels"
 
 
@@ -163,6 +178,46 @@ class AvailabilitySettings(Section):
         return f"clients missing as in {self.file}"
 
 
+def _all(waits: object) -> object:
+    return {} if waits == "all" else waits
+
+
+class AttackSettings(OpenSection):
+    """Clients that lie, in their samples or in their updates. Options of the kind stand beside."""
+
+    # the fraction that attacks: max(1, round(fraction x clients)) of them
+    clients: Annotated[float, Range(0, 1, open="()")]
+    kind: Annotated[str, OneOf(lambda: attackers.KINDS)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> AttackSettings:
+        check_options(attackers.KINDS[self.kind], self.options, type(self).model_fields)
+        return self
+
+    @model_serializer
+    def _shown(self) -> dict[str, object]:
+        """All options with their defaults, so that items depend on them."""
+        options = defaults_of(attackers.KINDS[self.kind])
+        return {"clients": self.clients, "kind": self.kind, **options, **self.options}
+
+    def drawn(self, data: Dataset, n_clients: int, seed: int) -> Attackers:
+        """The attackers of a run with this seed. UserError for unfit data."""
+        attackers.refuse_data(self.kind, data)
+        options = defaults_of(attackers.KINDS[self.kind]) | self.options
+        if "target" in options:
+            target = class_numbers(("attack", "target"), data.classes, [options["target"]])
+            options["target"] = target[0]
+        order = stream(seed, "attackers").permutation(n_clients).tolist()
+        clients = sorted(order[: cohort_size(self.clients, n_clients)])
+        return Attackers(self.kind, options, tuple(clients), seed)
+
+    @property
+    def words(self) -> str:
+        """`20 % of the clients attack: sign_flip, factor 3`."""
+        how = ", ".join([self.kind, *(f"{key} {value}" for key, value in self.options.items())])
+        return f"{100 * self.clients:g} % of the clients attack: {how}"
+
+
 def _partition(name: str) -> str:
     partitions.find(name)
     return name
@@ -182,6 +237,16 @@ class Scenario(OpenSection):
     rotation: RotationSettings | None = None
     drift: DriftSettings | None = None
     availability: AvailabilitySettings | None = None
+    devices: DeviceSettings | None = Field(default=None, exclude_if=lambda value: value is None)
+    waits: Annotated[WaitSettings, BeforeValidator(_all)] = Field(
+        default=WaitSettings(), exclude_if=lambda value: not value.chosen
+    )
+    attack: AttackSettings | None = Field(default=None, exclude_if=lambda value: value is None)
+    # Owners that take no part: how many, or their names. They are left out before anything is
+    # fitted to the data.
+    unseen: Annotated[int | list[str], BeforeValidator(checked)] | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Scenario:
@@ -201,7 +266,49 @@ class Scenario(OpenSection):
                         raise UserError(
                             value=values, allowed=f"at most one per client, {self.clients}"
                         )
+            with checked():
+                self._check_waits()
         return self
+
+    def _check_waits(self) -> None:
+        """UserError if the server can't wait so."""
+        counted = self.waits.first or self.waits.buffer
+        if self.devices is None and self.waits.chosen:
+            raise UserError("waits needs devices, whose time it is about", allowed="all")
+        if self.devices is not None and self.availability is not None:
+            allowed = "one of them; devices has dropout, on_s and every_s"
+            raise UserError("devices and availability are given", allowed=allowed)
+        if self.participation != 1 and counted:
+            raise UserError(
+                "says how many clients take part, and so does waits",
+                where=("participation",),
+                allowed="one of them",
+            )
+        with located("waits"):
+            self.waits.check(self.clients)
+
+    def read_files(self, root: Path, rounds: int) -> None:
+        """Reads the files that it names. UserError for their mistakes."""
+        if self.availability is not None:
+            with located("availability"):
+                self.availability.read(root, rounds, self.clients)
+        if self.devices is not None:
+            with located("devices"):
+                self.devices.read(root, self.clients)
+
+    @property
+    def clock(self) -> str:
+        """`devices step_ms 20.0, spread 10.0, waits for all`."""
+        assert self.devices is not None, "the caller asks"
+        devices = ", ".join(f"{key} {value}" for key, value in self.devices.model_dump().items())
+        waits = ", ".join(f"{key} {value}" for key, value in self.waits.chosen.items())
+        return f"devices {devices}, waits {waits or 'for all'}"
+
+    @property
+    def files(self) -> list[str]:
+        """The files that it names."""
+        sections = (self.availability, self.devices)
+        return [section.file for section in sections if section is not None and section.file]
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -217,5 +324,7 @@ class Scenario(OpenSection):
 
     @property
     def cohort(self) -> int:
-        """M, clients per round."""
+        """M, clients per round whose answers count."""
+        if counted := self.waits.first or self.waits.buffer:
+            return counted
         return cohort_size(self.participation, self.clients)

@@ -27,11 +27,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fedml_noniid.core.algorithm import Algorithm
+from fedml_noniid.core.component import HEAD
 from fedml_noniid.core.errors import UserError, together
 from fedml_noniid.core.options import validated
+from fedml_noniid.data.partitions import goes_by_owner
 from fedml_noniid.pipelines.experiment import check
 from fedml_noniid.pipelines.experiment.config import (
     FILE,
@@ -42,6 +45,8 @@ from fedml_noniid.pipelines.experiment.config import (
     Tuned,
     Values,
 )
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.owner_scores import samples_of_owners
 from fedml_noniid.pipelines.experiment.provenance import digest
 from fedml_noniid.pipelines.experiment.values import (
     cells,
@@ -58,6 +63,7 @@ EXAMPLE = "tune: {trials: 3, seeds: [100], grid: {train: {lr: [0.03, 0.1, 0.3]}}
 MAX_EXTENSIONS = 2  # points of a recipe beyond its grid
 MIN_VALUES = 2  # of each recipe in each rung
 Scores = tuple[float, float]  # loss, main metric
+COMMON, FINE_TUNED = "one common model", "a common model, fine-tuned at each site"
 Answers = Mapping[str, Sequence[Mapping[str, float]]]  # entry -> final by seed; () if it diverged
 
 
@@ -210,11 +216,27 @@ class Search:
     seeds: Sequence[int]
     points: Mapping[str, Sequence[Point]]  # by recipe
     required: Collection[str]  # recipes that must not diverge at all of their values
+    models: Mapping[str, str] = field(default_factory=dict)  # recipe -> what a site gets
+
+    @property
+    def is_by_owner(self) -> bool:
+        """Whether all are judged on the samples of the clients' owners, as some clients have models
+        of their own."""
+        return any(words != COMMON for words in self.models.values())
 
     @property
     def metric(self) -> str:
         """The main metric."""
         return self.settings.train.built_loss.metric
+
+    def sizes(self, item: Item) -> tuple[int, int]:
+        """The numbers of validation samples and of test samples that judge."""
+        if not self.is_by_owner:
+            return len(item.indices.validation), len(item.data.test_y)
+        validation, test = (
+            sum(len(samples.y) for samples in part) for part in samples_of_owners(item).values()
+        )
+        return validation, test
 
     def laid_out(self, request: Request) -> Config:
         """The experiment that trains what is requested: an entry per point."""
@@ -227,7 +249,9 @@ class Search:
                 "recipes": self.settings.recipes | entries,
                 "recipe_names": list(entries),
                 "tune": None,
-                "train": self.settings.train.model_copy(update={"rounds": request.rounds}),
+                "train": self.settings.train.model_copy(
+                    update={"rounds": request.rounds, "until_s": None}
+                ),
             }
         )
 
@@ -360,7 +384,7 @@ def tuning(settings: Config) -> Search:
     names, points = tune.recipes or settings.recipe_names, {}
     with together(source=FILE) as checked:
         with checked():
-            scenario = _scenario(settings, tune.scenario, names)
+            scenario, models = _scenario(settings, tune.scenario, names)
         for name in names:
             grid = grid_of(settings, name, tune.grid)
             trials = tune.trials or len(grid)
@@ -377,7 +401,7 @@ def tuning(settings: Config) -> Search:
                 raise UserError(
                     "has one point for each recipe, so there is nothing to choose; add values"
                 )
-    return Search(settings, "tune", scenario, tune.seeds, points, points.keys())
+    return Search(settings, "tune", scenario, tune.seeds, points, points.keys(), models)
 
 
 def choosing(settings: Config) -> Search:
@@ -395,7 +419,7 @@ def choosing(settings: Config) -> Search:
     names = list(choose.recipes or settings.recipe_names)
     if not {*names} & {*bases}:
         names.append((*bases, BASE)[0])
-    scenario = _scenario(settings, choose.scenario, names, compared=True)
+    scenario, models = _scenario(settings, choose.scenario, names, compared=True)
     points = {
         name: grid_of(
             settings, name, choose.grid or {"train": {"lr": around(settings.train_of(name).lr)}}
@@ -405,7 +429,7 @@ def choosing(settings: Config) -> Search:
     if sum(map(len, points.values())) < 2:
         raise UserError("there is one candidate; add recipes, or values of `grid`")
     required = [name for name in names if settings.composition(name) == BASE]
-    return Search(settings, "choose", scenario, choose.seeds, points, required)
+    return Search(settings, "choose", scenario, choose.seeds, points, required, models)
 
 
 def around(lr: float | Rate | Mapping[str, Any]) -> list[Any]:
@@ -417,12 +441,14 @@ def around(lr: float | Rate | Mapping[str, Any]) -> list[Any]:
 
 def _scenario(
     settings: Config, scenario: str | None, names: Sequence[str], compared: bool = False
-) -> str:
-    """The scenario of a search. UserError for recipes that can't be judged there.
+) -> tuple[str, dict[str, str]]:
+    """(the scenario of a search, recipe -> what a site gets). UserError for recipes that can't be
+    judged there.
 
     `compared`: whether recipes are compared with each other.
     """
     name = scenario or settings.scenario_names[0]
+    partition, models = settings.scenarios[name].partition, dict[str, str]()
     with together() as checked:
         with checked("data", "validation"):
             if not settings.data.validation:
@@ -432,14 +458,27 @@ def _scenario(
                 algorithm = check.compose(settings, recipe, name)
                 leaks = algorithm.leak or ("it is not federated" if algorithm.needs.pooled else "")
                 reason = leaks if compared else ""
-                if algorithm.needs.personal or algorithm.own_model is not None:
+                models[recipe] = model_of_site(algorithm)
+                if models[recipe] != COMMON and not goes_by_owner(partition):
                     reason = (
-                        "each client has a model of its own, and the validation samples are no "
-                        "client's"
+                        "each client has a model of its own, and with partition "
+                        f"{partition!r} the validation samples are no client's"
                     )
                 if reason:
                     raise UserError(f"{recipe} can't be chosen: {reason}", allowed="other recipes")
-    return name
+    return name, models
+
+
+def model_of_site(algorithm: Algorithm) -> str:
+    """What a site gets, in words."""
+    if (component := algorithm.own_model) is not None:
+        return FINE_TUNED if component.name == "finetune" else "a model per site"
+    if algorithm.own_models:
+        return "a model per cluster of sites"
+    parts = ", ".join(sorted(algorithm.needs.personal))
+    if not parts:
+        return COMMON
+    return f"{'a head' if parts == HEAD else f'own parameters ({parts})'} per site"
 
 
 def grid_of(settings: Config, name: str, grid: Axes) -> list[Point]:

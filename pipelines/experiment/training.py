@@ -52,10 +52,11 @@ def tags_of(item: Item, simulation: Simulation, fingerprint: str) -> dict[str, s
 class Trained(NamedTuple):
     """The result of an item."""
 
-    tensors: Params  # the content of model.safetensors
+    tensors: Params  # the content of model.safetensors, with what is not saved
     rows: list[Row]  # of rounds.csv, and SECONDS
     recorded: Params  # the content of recorded.safetensors
     record: dict[str, Any]  # the content of run.json
+    unsaved: frozenset[str] = frozenset()  # parameters that model.safetensors lacks
 
     def files(self) -> dict[str, bytes]:
         """The files of the item's folder in runs/."""
@@ -64,7 +65,13 @@ class Trained(NamedTuple):
         ]
         return {
             "rounds.csv": rounds_csv(rows).encode(),
-            "model.safetensors": save(self.tensors),
+            "model.safetensors": save(
+                {
+                    key: leaf
+                    for key, leaf in self.tensors.items()
+                    if key.partition("/")[2] not in self.unsaved
+                }
+            ),
             "run.json": (json.dumps(self.record, indent=2) + "\n").encode(),
             "recorded.safetensors": save(self.recorded),
         }
@@ -84,7 +91,8 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     except EditedError as error:
         raise EditedError(f"the result of {unit.key} is refused: {error}") from None
     last = outcome.rows[-1]
-    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
+    own, frozen = outcome.personal | outcome.models, item.network.frozen
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, own, frozen)
     record = {
         **unit._asdict(),
         "composition": item.settings.composition(unit.recipe),
@@ -95,6 +103,9 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
         "weights_sha256": weights_sha256(tensors),
         "notes": list(item.data.notes),
     }
+    if simulation.loop.plan.schedule is not None:
+        record["schedule_sha256"] = simulation.loop.plan.schedule.sha256
     if any(True for _ in leaves(simulation.engine.clients.memory.first)):
         record["memory_sha256"] = simulation.engine.clients.memory.sha256()
-    return Trained(tensors, outcome.rows, outcome.tensors, record)
+    unsaved = frozen if item.settings.train.save == "trained" else frozenset[str]()
+    return Trained(tensors, outcome.rows, outcome.tensors, record, unsaved)

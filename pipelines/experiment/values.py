@@ -9,8 +9,8 @@ from typing import Any
 from fedml_noniid.pipelines.experiment.config import Axes, Config, Values
 from fedml_noniid.pipelines.experiment.provenance import digest
 
-# Settings of `train` that choose no values: how a machine computes, and what it also measures.
-OF_MACHINE = {"engine", "device", "threads", "observe", "evaluate_every"}
+# Settings of `train` that choose no values: how a machine computes, what it measures and saves.
+OF_MACHINE = {"engine", "device", "threads", "observe", "evaluate_every", "save"}
 
 
 def in_words(values: Mapping[str, Mapping[str, Any]]) -> str:

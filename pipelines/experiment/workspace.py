@@ -6,12 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # it imports torch
+    from fedml_noniid.pipelines.experiment.config import Config
 
 # DVC's environment variables about an experiment -> tag of the run.
 DVC_TAGS = {"DVC_EXP_NAME": "dvc_experiment", "DVC_EXP_BASELINE_REV": "dvc_revision"}
 
 
+DATASET = "dataset.safetensors"  # of a partition
 # Environment variables that `noniid run --cluster` sets for the stages.
 CLUSTER, CLUSTER_KIT = "NONIID_CLUSTER", "NONIID_CLUSTER_KIT"
 
@@ -68,6 +72,12 @@ class Workspace:
     def dataset(self, name: str) -> Path:
         """The file of a prepared data set."""
         return self.data / f"{name}.safetensors"
+
+    def dataset_of(self, settings: Config, scenario: str, seed: int) -> Path:
+        """The file of the data set of a scenario: beside the partition if owners take no part."""
+        if settings.scenarios[scenario].unseen is not None:
+            return self.partition(scenario, seed) / DATASET
+        return self.dataset(settings.data.name)
 
     def partition(self, scenario: str, seed: int) -> Path:
         """The folder of a partition."""

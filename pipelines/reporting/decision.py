@@ -9,7 +9,8 @@ the best finalist.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedml_noniid.core.errors import UserError
@@ -55,6 +56,8 @@ class Decision(NamedTuple):
     exhaustive: int  # the same if every point had trained all rounds on all seeds of the search
     metric: str  # the main one
     samples: int  # of the validation split
+    # Recipe -> what a site gets; empty unless all were judged on the sites' own samples.
+    models: Mapping[str, str] = MappingProxyType({})
 
     @property
     def taken(self) -> Point:
@@ -64,7 +67,14 @@ class Decision(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What to take, and how sure that is."""
+        """What to take, how sure that is, and what a site then has."""
+        if not self.models:
+            return self._comparison
+        model = self.models[self.taken.recipe]
+        return f"{self._comparison} That is {model}. All were judged on the sites' own samples."
+
+    @property
+    def _comparison(self) -> str:
         base, metric = self.base.trial.point.name, metric_of(self.metric)
         unit = "points" if metric.percent else metric.words
         over = f"95 % interval over {len(self.base.tested)} fresh seeds"
@@ -178,6 +188,7 @@ def decide(
         exhaustive=candidates * len(search.seeds) * rounds + request.cost,
         metric=search.metric,
         samples=samples,
+        models=search.models if search.is_by_owner else {},
     )
 
 

@@ -21,13 +21,14 @@ from fedml_noniid.data.files import replace_folder
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.reporting import chosen, figures, pages, summary, tables
+from fedml_noniid.pipelines.reporting import chosen, clock, figures, pages, summary, tables
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
 
 CLIENTS = (
     "per client after the last round, the clients of all seeds together: a mark per "
     "client, a box around the middle half with the median, a line from the worst to the best"
 )
+CLOCK = "clock.png"
 LOOK_NEXT = (
     ("report/report.html", "this report in a browser, pictures inside"),
     (
@@ -74,7 +75,7 @@ def write(root: Path) -> Path:
         drawn = _pictures(root, settings, scenario)
         pictures |= {file: picture for file, (_, picture) in drawn.items()}
         sections.append(
-            section(scenario)
+            section(scenario, scenarios)
             | {
                 "about": _about(
                     *(root, settings.scenarios[scenario.name]),
@@ -84,6 +85,14 @@ def write(root: Path) -> Path:
             }
         )
     context = _facts(settings, scenarios, items) | {"sections": sections}
+    curves, metric = (
+        clock.read(run for one in scenarios for run in one.results),
+        scenarios[0].metric,
+    )
+    context["clock"], context["clock_note"] = clock.table(curves, metric), ""
+    if curves:
+        context["clock_note"] = clock.note(curves, metric)
+        pictures[CLOCK] = clock.picture(curves, metric)
     by = f"{scenarios[0].metric.words} per {_groups(scenarios[0].main)[2]}"
     context["next"] = [(place, what.format(by=by)) for place, what in LOOK_NEXT]
     page = pages.render("report.md.j2", context)
@@ -107,14 +116,15 @@ def write(root: Path) -> Path:
     return root / "report"
 
 
-def section(scenario: ScenarioSummary) -> dict[str, Any]:
-    """The tables and sentences of one scenario, as `scenario.md.j2` takes them."""
+def section(scenario: ScenarioSummary, scenarios: Sequence[ScenarioSummary] = ()) -> dict[str, Any]:
+    """The tables and sentences of one of the scenarios, as `scenario.md.j2` takes them."""
     unequal = chosen.unequal(scenario.results)
     return {
         "name": scenario.name,
         "table": tables.cells(scenario),
         "brief": tables.in_brief(scenario),
         "sites": tables.by_site(scenario),
+        "unseen": tables.unseen_sites(scenario, scenarios),
         "site_tests": tables.site_tests(scenario),
         "site_tests_notes": pages.sentences(
             "sentences.md.j2", "site_tests_notes", scenario, tables.site_changes(scenario)

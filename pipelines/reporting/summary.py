@@ -259,7 +259,13 @@ def _summed_up(
     first, frame = runs[0], measured(runs, baseline)
     spreads = {column: spread(frame[column].dropna().tolist()) for column in frame}
     above = spread((frame["final"] - frame["majority_accuracy"]).dropna().tolist())
-    about = _tag(first, "own_models"), _private(runs), _stopped(runs)
+    about = (
+        _tag(first, "own_models"),
+        _private(runs),
+        _stopped(runs),
+        _tag(first, "clock"),
+        _tag(first, "attack"),
+    )
     return MethodSummary(
         recipe=first.recipe,
         composition=first.composition,
@@ -317,7 +323,8 @@ def test_samples(results: Iterable[ItemResult]) -> int | None:
 def _is_whole_test(run: ItemResult, n_tested: int | None) -> bool:
     """Whether the sites' own test samples are together the test set, and all sites are tested."""
     is_whole = bool(run.site_scores) and run.site_tests == n_tested
-    return is_whole and not run.params.get("scenario.availability")
+    missing = (run.params.get(f"scenario.{key}") for key in ("availability", "devices"))
+    return is_whole and not any(missing)
 
 
 def _majority(results: Sequence[ItemResult]) -> dict[str, Spread]:

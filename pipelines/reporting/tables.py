@@ -129,6 +129,35 @@ def site_tests(scenario: ScenarioSummary) -> list[list[str]]:
     return [["method", title, f"vs {base}", *COMPARED[2:], "worst site"], *rows]
 
 
+def unseen_sites(scenario: ScenarioSummary, others: Sequence[ScenarioSummary]) -> list[list[str]]:
+    """The sites that took no part by method, as text; empty if all did.
+
+    `others`: scenarios in which they may have taken part.
+    """
+    took_part: dict[tuple[str, str], list[float]] = {}
+    for run in (run for other in others if other is not scenario for run in other.results):
+        for name, score in run.site_scores.items():
+            took_part.setdefault((name, run.recipe), []).append(score)
+    recipes = [method.recipe for method in scenario.methods]
+    by_recipe = {
+        recipe: [run for run in scenario.results if run.recipe == recipe and run.unseen]
+        for recipe in recipes
+    }
+    names = {name: site for run in scenario.results for name, site in run.unseen.items()}
+    rows = []
+    for (name, site), recipe in itertools.product(names.items(), recipes):
+        if runs := by_recipe[recipe]:
+            scores = [run.unseen[name].accuracy for run in runs]
+            means = fmean(scores), fmean(run.tested[-1] for run in runs)
+            with_it = took_part.get((name, recipe))
+            numbers = [site.majority, *means, *([fmean(with_it)] if with_it else [])]
+            cells_of_row = [scenario.metric.number(number) for number in numbers]
+            rows.append([one_line(name), str(site.samples), recipe, *cells_of_row])
+            rows[-1] += [NONE] * (with_it is None)
+    header = ["site", "rows", "method", "majority, %", "zero-shot, %", "others, %"]
+    return [[*header, "where it took part, %"], *rows] if rows else []
+
+
 def site_changes(scenario: ScenarioSummary) -> list[tuple[str, str, str]]:
     """(recipe, sites on which it is above the baseline, sites on which it is below), as text."""
     rows = []

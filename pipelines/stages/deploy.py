@@ -77,7 +77,7 @@ def planned(root: Path, **options: object) -> config.Config:
         with located("recipes", deploy.recipe, source=config.FILE):
             algorithm = check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
             if deploy.secure_sums:
-                owns = bool(algorithm.needs.personal) or algorithm.own_model is not None
+                owns = bool(algorithm.needs.personal) or algorithm.own_models
                 deployments.refuse_what_reads_more(algorithm, owns)
         deployment_of(settings, deploy)
     except UserError as error:
@@ -144,7 +144,7 @@ def _parts(workspace: Workspace, settings: config.Config, wanted: config.DeployS
     If its number of clients is not that of the silos: a new one of the same kind.
     """
     scenario = settings.scenarios[wanted.scenario]
-    data = Dataset.read(workspace.dataset(settings.data.name))
+    data = Dataset.read(workspace.dataset_of(settings, wanted.scenario, wanted.seed))
     indices = read_indices(workspace.partition(wanted.scenario, wanted.seed) / INDICES)
     if len(indices.clients) != wanted.silos:
         indices = divided(settings, wanted, data, indices)

@@ -3,10 +3,10 @@ evaluation/<scenario>-<recipe>-<seed>/."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -16,7 +16,7 @@ from fedml_noniid.engines.device import n_cards, resolve_device
 from fedml_noniid.pipelines.experiment import cache, config, progress, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.pipelines.experiment.measuring import measure
+from fedml_noniid.pipelines.experiment.measuring import measure, with_frozen
 from fedml_noniid.pipelines.experiment.provenance import code, digest, machine_kind
 from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -56,6 +56,15 @@ def _get_or_create(workspace: Workspace, settings: Config, unit: Unit) -> bool:
 
 def _files(workspace: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
     """Measures the model that the train stage wrote."""
+    item, tensors, rows = trained_item(workspace, settings, unit)
+    return measure(item, tensors, rows).files()
+
+
+def trained_item(
+    workspace: Workspace, settings: Config, unit: Unit
+) -> tuple[Item, Params, Sequence[Mapping[str, float]]]:
+    """(an item after its last round, the content of its model.safetensors, the lines of its
+    rounds.csv). UserError if it was trained with other settings."""
     item, folder = Item.load(workspace, settings, unit), workspace.run(unit.key)
     run = results.record(folder / "run.json")
     if settings.params(unit) != run["params"]:
@@ -63,13 +72,15 @@ def _files(workspace: Workspace, settings: Config, unit: Unit) -> dict[str, byte
             f"{unit.key}: was trained with other settings than those of {config.FILE} now; "
             "`noniid run` trains it again"
         )
-    tensors, rounds = _read(folder / "model.safetensors", item.device), int(run["rounds"])
-    return measure(item, tensors, results.rows(folder / "rounds.csv", rounds)).files()
+    saved, rounds = _read(folder / "model.safetensors"), int(run["rounds"])
+    whole = with_frozen(saved, item.network, unit.seed, run)
+    tensors = {key: leaf.to(item.device) for key, leaf in whole.items()}
+    return item.ended(rounds), tensors, results.rows(folder / "rounds.csv", rounds)
 
 
-def _read(path: Path, device: torch.device) -> Params:
+def _read(path: Path) -> Params:
     try:
-        tensors: Params = load_file(path, device=str(device))
+        tensors: Params = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path}: not a readable model ({error}); `dvc repro` trains it again"

@@ -10,6 +10,8 @@ import json
 import logging
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fedml_noniid.core.errors import located
 from fedml_noniid.data import statistics
@@ -20,7 +22,7 @@ from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.experiment.provenance import digest, plan
-from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.experiment.workspace import DATASET, Workspace
 from fedml_noniid.pipelines.reporting.heatmap import heatmap
 
 log = logging.getLogger(__name__)
@@ -55,11 +57,20 @@ def _sizes(statistics: dict[str, float]) -> str:
 
 def _files(workspace: Workspace, settings: Config, name: str, seed: int) -> dict[str, bytes]:
     """Partitions the data and describes the partition."""
-    data = Dataset.read(workspace.dataset(settings.data.name))
+    files = dict[str, bytes]()
+    if settings.scenarios[name].unseen is None:
+        data = Dataset.read(workspace.dataset(settings.data.name))
+    else:
+        from fedml_noniid.pipelines.experiment import left_out
+
+        with TemporaryDirectory() as folder:
+            data = left_out.read(workspace, settings, name)
+            data.save(path := Path(folder, DATASET))
+            files[DATASET] = path.read_bytes()
     with located(source=config.FILE):
         made = partition_of(data, settings.data, settings.scenarios[name], name, seed)
     counts, owners = made.by_owner
-    return {
+    return files | {
         INDICES: made.indices.content,
         "statistics.json": (json.dumps(made.statistics, indent=2) + "\n").encode(),
         "clients.csv": clients_csv(made, data.strata.names).encode(),

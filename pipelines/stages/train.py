@@ -68,8 +68,10 @@ def train(workspace: Workspace, settings: Config, title: str) -> dict[str, str]:
     if settings.train.device == "auto" and (reason := unusable_gpu()):
         log.warning("training runs on the CPU, as torch can't use the GPU: %s", reason)
     processes = how_many(settings.machine.processes, settings.train.threads, cards)
-    data = cache.sha256(workspace.dataset(settings.data.name))
-    fingerprints = {unit: _fingerprint(workspace, settings, data, unit) for unit in units}
+    paths = {unit: workspace.dataset_of(settings, unit.scenario, unit.seed) for unit in units}
+    hashes = {path: cache.sha256(path) for path in {*paths.values()}}
+    data = {unit: hashes[path] for unit, path in paths.items()}
+    fingerprints = {unit: _fingerprint(workspace, settings, data[unit], unit) for unit in units}
     todo = sum(
         not cache.is_whole(cache.folder_of(workspace.repository, fingerprint), fingerprint)
         for fingerprint in fingerprints.values()
@@ -82,7 +84,7 @@ def train(workspace: Workspace, settings: Config, title: str) -> dict[str, str]:
             work = partial(_here, workspace, settings, fingerprints, workers)
             ended = side_by_side(work, units, 1 if workers > 1 else processes, display, cards > 0)
         else:
-            ended = _on_cluster(workspace, settings, fingerprints, data or "")
+            ended = _on_cluster(workspace, settings, fingerprints, data)
         for unit, outcome in ended:
             if outcome.reason:
                 diverged[unit.key] = outcome.reason
@@ -130,7 +132,7 @@ def _train(
 ) -> Files:
     """Trains an item from its checkpoint; returns its files for the store."""
     item = Item.load(workspace, settings, unit)
-    data = cache.sha256(workspace.dataset(settings.data.name))
+    data = cache.sha256(workspace.dataset_of(settings, unit.scenario, unit.seed))
     if _fingerprint(workspace, settings, data, unit) != fingerprint:
         raise UserError(
             f"{unit.key}: its data or partition has changed since this command began; is another "
@@ -154,7 +156,10 @@ def _train(
 
 
 def _on_cluster(
-    workspace: Workspace, settings: Config, fingerprints: Mapping[Unit, str], data: str
+    workspace: Workspace,
+    settings: Config,
+    fingerprints: Mapping[Unit, str],
+    data: Mapping[Unit, str | None],
 ) -> Iterator[tuple[Unit, Outcome]]:
     """Yields each item as it ends. Workers of the cluster train those that the store lacks."""
     # Imported here: dask comes with an extra.
@@ -176,8 +181,8 @@ def _on_cluster(
                 unit,
                 fingerprint,
                 zlib.compress((folder / INDICES).read_bytes()),
-                workspace.dataset(settings.data.name).resolve(),
-                data,
+                workspace.dataset_of(settings, unit.scenario, unit.seed).resolve(),
+                data[unit] or "",
                 resume.folder_of(workspace.repository, fingerprint),
                 settings.machine.checkpoint_every,
             )

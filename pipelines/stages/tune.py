@@ -22,13 +22,15 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from fedml_noniid.core.errors import UserError, located
 from fedml_noniid.data.files import write_whole
-from fedml_noniid.data.indices import INDICES, read_indices
 from fedml_noniid.data.yaml_files import in_one_line, read_yaml
 from fedml_noniid.engines.simulation import drive
 from fedml_noniid.pipelines.experiment import check, results, search
 from fedml_noniid.pipelines.experiment.config import FILE, RECORDS, Config, Tuned, Unit
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.owner_scores import scores_of_owners
 from fedml_noniid.pipelines.experiment.search import Answers, Request, Search
 from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages.evaluate import trained_item
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.stages.train import train
 
@@ -47,7 +49,7 @@ def tune(workspace: Workspace, settings: Config) -> tuple[dict[str, Tuned], list
     """
     plan = search.tuning(settings)
     workspace = replace(workspace, root=workspace.root / FOLDER)
-    samples = samples_of(workspace, plan)
+    samples, _ = samples_of(workspace, plan)
     with located(source=FILE):
         result = drive(plan.run(), partial(measured, workspace, plan))
     write_whole(workspace.root / TRIALS, csv_of(result.table(plan.metric)))
@@ -56,23 +58,27 @@ def tune(workspace: Workspace, settings: Config) -> tuple[dict[str, Tuned], list
     return records, result.notes(records, plan.metric, samples)
 
 
-def samples_of(workspace: Workspace, plan: Search) -> int:
-    """The number of validation samples. Makes the partition. UserError if there are no data."""
+def samples_of(workspace: Workspace, plan: Search) -> tuple[int, int]:
+    """The numbers of validation samples and of test samples. Makes the partition. UserError if
+    there are no data, or not those that the search needs."""
     path = workspace.dataset(plan.settings.data.name)
     if not path.is_file():
         raise UserError(f"{path}: is missing; stage prepare makes it")
     partitions(workspace, plan.laid_out(Request("", (), tuple(plan.seeds), 1)))
-    indices = read_indices(workspace.partition(plan.scenario, plan.seeds[0]) / INDICES)
-    return len(indices.validation)
+    unit = Unit(plan.scenario, next(iter(plan.points)), plan.seeds[0])
+    return plan.sizes(Item.load(workspace, plan.settings, unit))
 
 
 def measured(workspace: Workspace, plan: Search, request: Request) -> Answers:
-    """Trains what is missing of a request, in the folders of `place`."""
+    """Trains what is missing of a request, in the folders of the workspace."""
     laid = plan.laid_out(request)
     check.check(laid)
     partitions(workspace, laid)
     train(workspace, laid, f"{laid.experiment}, {request.name}")
     runs = {run.key: run.final for run in results.read(workspace.root, workspace.repository)}
+    for unit in laid.units() if plan.is_by_owner else ():
+        if unit.key in runs:
+            runs[unit.key] = scores_of_owners(*trained_item(workspace, laid, unit)[:2])
     keys = {
         entry: [Unit(plan.scenario, entry, seed).key for seed in laid.seeds]
         for entry in laid.recipe_names

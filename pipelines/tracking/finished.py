@@ -22,7 +22,15 @@ TRAFFIC = "mean_traffic_mib"
 KIND = "kind"  # tag: METHOD, or "deployment"
 METHOD = "method"
 NOTE = "mlflow.note.content"  # tag: a run's description on MLflow's pages
-SAID = ("leak", "public", "no_effect", "own_models", "privacy")  # tags that a description repeats
+SAID = (
+    "leak",
+    "public",
+    "no_effect",
+    "own_models",
+    "privacy",
+    "clock",
+    "attack",
+)  # tags that a description repeats
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import tempfile
@@ -15,8 +16,10 @@ from typing import Any
 from unittest import mock
 
 from fedml_noniid.pipelines.experiment.results import ItemResult
+from fedml_noniid.pipelines.experiment.workspace import DATASET
 from fedml_noniid.pipelines.tracking.runs import MAX_NAME
 
+log = logging.getLogger(__name__)
 PACKAGE = Path(__file__).parents[2]
 # The parts of fedml_noniid/ that a network needs.
 CODE = ("core", "data", "models", "own_code.py")
@@ -114,13 +117,18 @@ def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:
     None if the training data set is not on disk, or if the network is a user's own: its package may
     be missing where the model is served.
     """
-    path = root / "data" / f"{result.params.get('data.name')}.safetensors"
+    path = root / "partitions" / f"{result.scenario}-{result.seed}" / DATASET
+    if not path.is_file():
+        path = root / "data" / f"{result.params.get('data.name')}.safetensors"
     data = _data(path, path.stat().st_mtime_ns) if path.is_file() else None
     if data is None or data.checksum != result.tags.get("data_hash"):
         return None
     from fedml_noniid.models import is_own
 
     if is_own(str(result.params["train.model"])):
+        return None
+    if result.params.get("train.save") == "trained":
+        log.warning("%s is not registered: train.save leaves out what is frozen", result.key)
         return None
     return {
         "model": result.params["train.model"],

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 from fedml_noniid.core.errors import located
-from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.files import write_whole
 from fedml_noniid.engines.simulation import drive
 from fedml_noniid.pipelines.experiment import search
@@ -30,9 +29,8 @@ def choose(workspace: Workspace, settings: Config) -> Decision:
     with located(source=FILE):
         plan = search.choosing(settings)
         workspace = replace(workspace, root=workspace.root / FOLDER)
-        samples = samples_of(workspace, plan)
-        test_samples = len(Dataset.read(workspace.dataset(settings.data.name)).test_y)
-        decided = drive(decide(plan, samples, test_samples), partial(measured, workspace, plan))
+        sizes = samples_of(workspace, plan)
+        decided = drive(decide(plan, *sizes), partial(measured, workspace, plan))
     write_whole(workspace.root / "rungs.csv", csv_of(decided.result.table(plan.metric)))
     write_whole(workspace.root / "final.csv", csv_of(decided.table))
     return decided

@@ -2,7 +2,8 @@
 of them runs.
 
 The data are read as stage `prepare` reads them, each partition is made, and each recipe is set up
-with the model on two clients of one sample. Nothing is trained, written or downloaded.
+with the model on the clients of a round, of one sample each. With devices, one client trains one
+batch, to count bytes. Nothing is written or downloaded.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.plan import Plan
 from fedml_noniid.models.model import Model
 from fedml_noniid.models.settings import build_network
-from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment import check, config, left_out
 from fedml_noniid.pipelines.experiment.config import FILE, Config
+from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.partitioning import assign
 from fedml_noniid.pipelines.experiment.provenance import preparing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.simulate import simulate
 
-CLIENTS = 2  # of the trial; rFedAvg compares clients
+CLIENTS = 2  # of the trial at least; rFedAvg compares clients
 
 
-def checked(workspace: Workspace) -> tuple[Config, str]:
-    """The settings of an experiment that its stages take, and a note on what could not be checked,
-    or "".
+def checked(workspace: Workspace) -> tuple[Config, list[str]]:
+    """The settings of an experiment that its stages take, and notes on what could not be checked
+    and on rounds in which nobody would be in time.
 
     UserError with a line per mistake.
     """
-    settings, note = config.load(workspace.root), ""
+    settings, notes = config.load(workspace.root), list[str]()
     with together() as each:
         with each():
             if (workspace.root / "dvc.yaml").is_file():
@@ -56,14 +58,20 @@ def checked(workspace: Workspace) -> tuple[Config, str]:
             with located("train", "device", source=FILE):
                 resolve_device(settings.train.device)
             try:
-                fits(settings, *_prepared(workspace, settings))
+                notes += fits(settings, *_prepared(workspace, settings))
+                for name in settings.scenario_names:
+                    if settings.scenarios[name].unseen is not None:
+                        alone = {"scenario_names": [name], "deploy": None}
+                        data = left_out.read(workspace, settings, name)
+                        notes += fits(settings.model_copy(update=alone), data)
             except DownloadNeededError as error:
-                note = f"{error} by stage prepare; the data were not checked"
-    return settings, note
+                notes.append(f"{error} by stage prepare; the data were not checked")
+    return settings, notes
 
 
-def fits(settings: Config, data: Dataset, is_outline: bool = False) -> None:
-    """UserError with every scenario, model and recipe that the data do not allow.
+def fits(settings: Config, data: Dataset, is_outline: bool = False) -> list[str]:
+    """UserError with every scenario, model and recipe that the data do not allow. Returns notes on
+    rounds in which nobody would be in time.
 
     `is_outline`: zeros stand in place of the samples, so no partition that reads them is made.
     """
@@ -73,6 +81,8 @@ def fits(settings: Config, data: Dataset, is_outline: bool = False) -> None:
         for name, seed in itertools.product(settings.scenario_names, settings.seeds):
             with checked():
                 scenario = settings.scenarios[name]
+                if scenario.unseen is not None and not data.unseen_names:
+                    continue  # its data are others
                 if is_outline and reads_samples(scenario.partition):
                     continue
                 partitions[name, seed] = assign(data, settings.data, scenario, name, seed)
@@ -82,6 +92,15 @@ def fits(settings: Config, data: Dataset, is_outline: bool = False) -> None:
         for recipe in settings.recipe_names if network is not None else ():
             with checked("recipes", recipe):
                 _set_up(settings, recipe, network, data)
+    notes = []
+    with together(source=FILE) as checked:
+        for unit in settings.units():
+            indices = partitions.get((unit.scenario, unit.seed))
+            if indices is not None and settings.scenarios[unit.scenario].devices is not None:
+                with checked("scenarios", unit.scenario):
+                    simulation = Item.from_parts(settings, unit, data, indices).simulation()
+                    if late := simulation.remarks.get("clock"):
+                        notes.append(f"{unit.key}: {late}")
     for held in partitions.values() if settings.data.validation else ():
         with located("data", "validation", source=FILE):
             check_measured(train.built_loss, validation=data.train_y[held.validation])
@@ -92,6 +111,7 @@ def fits(settings: Config, data: Dataset, is_outline: bool = False) -> None:
         deploy.deployment_of(settings, wanted)
         if indices := partitions.get((wanted.scenario, wanted.seed)):
             deploy.divided(settings, wanted, data, indices)
+    return notes
 
 
 def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> None:
@@ -102,7 +122,9 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     train = settings.train_of(recipe)
     train.check(tuple(data.train_x.shape[1:]), resolve_device(settings.train.device))
     train = train.model_copy(update={"precision": "float32"})  # on the CPU, which has no tf32
-    n = min(CLIENTS, *(settings.scenarios[name].clients for name in settings.scenario_names))
+    scenarios = [settings.scenarios[name] for name in settings.scenario_names]
+    # A robust rule needs its cohort.
+    n = min(max(one.cohort, min(CLIENTS, one.clients)) for one in scenarios)
     rows = np.arange(n) % len(data.train_y)
     one = Samples(data.train_x[rows].to(torch.float32), data.train_y[rows])
     x = one.x[:1].expand(len(data.test_y), *one.x.shape[1:])  # targets decide about the metrics

@@ -59,6 +59,7 @@ IGNORED = {
         "/deploy/",
         "/tune/",
         "/choose/",
+        "/leave-one-out/",
         "/dvc_plots/",
         "/mlruns/",
         "/.items/",

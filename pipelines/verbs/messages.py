@@ -31,16 +31,6 @@ BESIDE = (
     "Beside the messages the server sees the silo's certificate and address, when it answers, and "
     "the words of its errors. An exchange in which a silo is lost may be repeated."
 )
-TRIED = (
-    "With which data a tensor changes was tried out: silos with other labels, or other inputs, "
-    "answered the same questions. What did not change there may still change with other data."
-)
-CHANGES = {
-    (): " [changes with neither]",
-    ("labels",): " [changes with labels alone]",
-    ("inputs",): " [changes with inputs alone]",
-    ("labels", "inputs"): " [changes with labels and inputs]",
-}
 
 
 def told(recipe: str, config: Path | None, secure_sums: int | None) -> dict[str, Any]:
@@ -127,9 +117,7 @@ def _lines(of: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", "Heads, before the tensors, and entries of tensors in their table")
     for kind, head in of["heads"].items():
         yield from _wrapped(f"{kind} ({', '.join(head['keys'])}): {head['what']}", 2)
-    yield ""
-    for words in (BESIDE, TRIED):
-        yield from _wrapped(words, 0)
+    yield from ("", *_wrapped(BESIDE, 0))
 
 
 def _tensors(words: str, of: Mapping[str, Any]) -> Iterator[str]:
@@ -142,18 +130,17 @@ def _tensors(words: str, of: Mapping[str, Any]) -> Iterator[str]:
 
 def _trees(of: Mapping[str, Any], indent: int) -> Iterator[str]:
     """Tensors by tree: those that are one thing stand together, the first few of them by name."""
-    trees: dict[tuple[str, ...], list[str]] = {}
+    trees: dict[tuple[str, str], list[str]] = {}
     for key, one in of.items():
         parent, _, name = key.rpartition("/")
-        changes = CHANGES[tuple(one["changes_with"])] if "changes_with" in one else ""
-        trees.setdefault((parent, one["what"], changes), []).append(f"{name} {one['form']}")
-    for (parent, what, changes), named in trees.items():
-        path, words = f"{parent}/" if parent else "", f"{what}{changes}"
+        trees.setdefault((parent, one["what"]), []).append(f"{name} {one['form']}")
+    for (parent, what), named in trees.items():
+        path = f"{parent}/" if parent else ""
         if len(named) == 1:
-            yield from _wrapped(f"{path}{named[0]}: {words}", indent)
+            yield from _wrapped(f"{path}{named[0]}: {what}", indent)
             continue
         more = f" and {len(named) - MOST} more" if len(named) > MOST else ""
-        yield from _wrapped(f"{path}*: {words}", indent)
+        yield from _wrapped(f"{path}*: {what}", indent)
         # A name and its shape stay on one line.
         listed = ", ".join(one.replace(" ", GLUE) for one in named[:MOST])
         lines = _wrapped(f"{listed}{more}", indent + 2)

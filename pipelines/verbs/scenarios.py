@@ -93,8 +93,10 @@ def described(scenario: config.Scenario) -> str:
     """`dirichlet (alpha 0.5), noise level 0.1, images rotated by 0, 90 degrees`."""
     options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
     partition = scenario.partition + (f" ({options})" if options else "")
-    away = [] if scenario.availability is None else [scenario.availability.words]
-    return ", ".join([partition, *_skews(scenario), *away])
+    others = (scenario.availability, scenario.attack)
+    about = [other.words for other in others if other is not None]
+    about += [] if scenario.devices is None else [scenario.clock]
+    return ", ".join([partition, *_skews(scenario), *about])
 
 
 def _skews(scenario: config.Scenario) -> list[str]:

@@ -11,9 +11,11 @@ trains from Theta_hat, and sends the result as in FedAvg.
   start phase, the first time that a client learns W, passes until the standard deviation of the
   last `num_pre_loss` losses is below `threshold`.
 - The start phase has at most `max_passes` passes, and is in the rounds up to `start_rounds` only: a
-  client that begins later learns in one pass a round. With every client in every round it is in
-  round 2, as in the code. Raise `start_rounds` where few clients take part in a round; all clients
-  then take the time of `max_passes` passes in these rounds.
+  client that begins later learns in one pass a round. Raise `start_rounds` where few clients take
+  part in a round; all clients then take the time of `max_passes` passes in these rounds. The code
+  sends the model to all clients in every round. Those that do not train mix it with theirs too, so
+  every client's start phase is in round 2, without a limit of passes. With every client in every
+  round it is in round 2 here too.
 - The sample: every sample with probability `rate`, drawn anew in every round. The code takes a
   block of that size. A step of W has a batch of up to 500 samples; the code takes the batch of
   local training, so its eta belongs to smaller batches.

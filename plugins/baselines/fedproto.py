@@ -1,20 +1,23 @@
 """FedProto.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous
-Clients, AAAI 2022. https://arxiv.org/abs/2105.00243. The authors' code,
-https://github.com/yuetan031/fedproto, could not be read here; where the text leaves a choice we
-follow PFLlib (https://github.com/TsingZ0/PFLlib, `clientproto.py`).
+Clients, AAAI 2022. https://arxiv.org/abs/2105.00243. The authors' code:
+https://github.com/yuetan031/fedproto
 
 No model travels. Each client trains a whole model of its own and sends the mean feature of each of
 its classes, its prototypes. The server averages them class by class and sends them back. The local
 loss pulls the features of a class towards the global prototype.
 - The average of a class has the weights n_kc / n_c, the clients' samples of it. The paper's formula
   has a factor 1 / |N_c| beside, which would shrink a prototype with the number of its clients: it
-  is left out. `weights="uniform"`: the plain mean over the clients that have the class.
-- The pull is lambda times the mean square of h - C_y over the d features, as PFLlib has it; over
+  is left out.
+- The pull is lambda times the mean square of h - C_y over the d features, as in their code; over
   samples of classes that have no prototype yet it is 0, as in round 1.
-- Prototypes are those of the trained model on all local data, in eval mode. PFLlib takes the
-  features of the training steps.
-- A class that no client of a round has keeps its prototype.
+- Prototypes are those of the trained model on all local data, in eval mode.
+- A class that no client of a round has keeps its prototype. In their code all clients train in
+  every round.
+Their code differs in three points. A class has the plain mean over the clients that have it
+(`weights="uniform"`). A client's prototypes are means over the features of its last epoch's steps,
+in training mode, while the model still changes. Each client begins from random weights of its own
+(on CIFAR from those of ImageNet), here all begin from w_0.
 
 There is no global model: `params` of a result is w_0, from which all clients begin, and nothing is
 averaged. A client is tested with its own model and its classifier; the paper's other way, the

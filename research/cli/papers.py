@@ -21,6 +21,13 @@ Paper = Annotated[
     ),
 ]
 
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Only say how many trainings, hours and bytes on disk are left."
+    ),
+]
+
 
 def add(app: typer.Typer) -> None:
     """Adds the group."""
@@ -43,6 +50,7 @@ def add(app: typer.Typer) -> None:
         "run",
         "python -m research papers run rfedavg",
         "python -m research papers run fnr --size small",
+        "python -m research papers run fnr --size paper --dry-run",
     )(run)
     verb(
         papers,
@@ -65,6 +73,7 @@ def show(root: Root = Path()) -> None:
 def run(
     paper: Paper,
     size: Size = SIZES[0],
+    dry_run: DryRun = False,
     root: Root = Path(),
     cluster: OnCluster = None,
     kit: Kit = None,
@@ -78,7 +87,9 @@ def run(
     place = workspace(root)
     from research import verbs
 
-    typer.echo(f"report: {verbs.run(place, paper, size) / 'report.html'}")
+    typer.echo(verbs.estimated(place, paper, size))
+    if not dry_run:
+        typer.echo(f"report: {verbs.run(place, paper, size) / 'report.html'}")
 
 
 def build(
@@ -90,6 +101,7 @@ def build(
         ),
     ],
     size: Size = SIZES[0],
+    dry_run: DryRun = False,
     root: Root = Path(),
     cluster: OnCluster = None,
     kit: Kit = None,
@@ -101,6 +113,9 @@ def build(
     train_on(cluster, kit)
     place = workspace(root)
     from research import verbs
+    from research.targets import paper_of
 
-    page = verbs.build(place, name, size)
-    typer.echo(f"\n{page.read_text()}\npage: {page}")
+    typer.echo(verbs.estimated(place, paper_of(name, place.root), size, name))
+    if not dry_run:
+        page = verbs.build(place, name, size)
+        typer.echo(f"\n{page.read_text()}\npage: {page}")

@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 import fedml_noniid as nd
 from fedml_noniid.api import leaving_out
 from fedml_noniid.api.leaving_out import ALONE, FewShot
+from fedml_noniid.cli import app
 
 QUIET: dict[str, Any] = {"rounds": 3, "lr": 1.0, "progress": False, "model": "logistic_regression"}
 FEW: dict[str, Any] = {"shots": [4, 12, 400], "draws": 2, "steps": 8}
@@ -28,6 +30,7 @@ def wards(n: int = 40) -> pd.DataFrame:
 
 
 FRAME = wards()
+HOLE = FRAME.assign(ill=FRAME.ill.where(FRAME.index > 1))
 
 
 def left_out(frame: Any = FRAME, recipes: Any = ("fedavg",), **given: Any) -> nd.LeaveOneOut:
@@ -90,6 +93,34 @@ def test_a_class_of_the_site_alone_counts_as_wrong() -> None:
     assert row.majority == 1.0
 
 
+@pytest.mark.parametrize("missing", ["mode", "drop"])
+def test_rows_that_missing_leaves_out_are_no_rows_of_a_site(missing: str) -> None:
+    frame = HOLE.assign(age=HOLE.age.where(HOLE.index != 7))
+    table = left_out(frame, missing=missing, rounds=1).table.set_index("site")
+    n_full = 39 if missing == "drop" else 40
+    assert table.rows.to_dict() == {"a": 39, "b": 39, "c": 40, "d": n_full}
+
+
+def test_a_new_site_gets_the_mean_of_the_heads() -> None:
+    """By NumPy, weighted by the clients' samples; the body is the same for all."""
+    left = left_out(recipes=["fedper"], model="mlp", rounds=2)
+    row, result = left.table.set_index("site").loc["b"], left.results["b"]["fedper"]
+    sizes = result.clients.sort_values("client").samples.to_numpy()
+    heads = [result.model(client=k).state_dict() for k in range(3)]
+    mean = {
+        name: sum(n * head[name].double().numpy() for n, head in zip(sizes, heads, strict=True))
+        / sizes.sum()
+        for name in heads[0]
+    }
+    order = leaving_out.stream(0, "leave one out/half", 1).permutation(40)[20:]
+    own, dataset = FRAME[FRAME.ward == "b"].iloc[order], result.data.dataset
+    x = (result.data.samples(own).double().numpy() - dataset.mean) / dataset.std
+    hidden = np.maximum(x @ mean["fc1.weight"].T + mean["fc1.bias"], 0)
+    answers = (hidden @ mean["fc2.weight"].T + mean["fc2.bias"]).argmax(1)
+    assert row.zero_shot == pytest.approx((answers == (own.ill == "yes")).mean())
+    assert any(not torch.equal(heads[0]["fc2.bias"], head["fc2.bias"]) for head in heads)
+
+
 def test_the_site_alone_does_not_depend_on_the_recipe(usual: nd.LeaveOneOut) -> None:
     table = usual.table.set_index(["recipe", "site"])
     assert (table.loc["fedavg", "4 alone"] == table.loc["fedprox", "4 alone"]).all()
@@ -145,17 +176,14 @@ def test_where_nothing_is_shown_the_sentence_says_so() -> None:
     assert sentence == "r: no tried number of own samples shows that fine-tuning pays"
 
 
-HOLE = FRAME.assign(ill=FRAME.ill.where(FRAME.index > 1))
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: left_out(nd.load("digits")), ("frame is of type Data", "pandas.DataFrame")),
-        (lambda: left_out(FRAME[FRAME.ward < "c"]), ("'ward' has 2 sites", "at least 3")),
+        (lambda: left_out(FRAME[FRAME.ward < "c"]), ("the data have 2 sites", "at least 3")),
         (lambda: left_out(owner="word"), ("'word'", "did you mean 'ward'")),
-        (lambda: left_out(HOLE, missing="mode"), ("'ill' has no value in 2 rows",)),
-        (lambda: left_out(missing="drop"), ("missing = 'drop'", "median, mode")),
+        (lambda: left_out(HOLE), ("'ill' has no value in 2 rows",)),
+        (lambda: left_out(unseen=2), ("unseen = 2 is refused", "left out in turn")),
         (lambda: left_out(clients=3), ("leave_one_out: clients = 3 is refused",)),
         (lambda: left_out(target="age"), ("target = 'age' is refused", "`label`")),
         (lambda: left_out(partition="iid"), ("partition = 'iid' is refused",)),
@@ -163,7 +191,6 @@ HOLE = FRAME.assign(ill=FRAME.ill.where(FRAME.index > 1))
         (lambda: left_out(shots=[5, 0]), ("shots[1] = 0", "a whole number from 1")),
         (lambda: left_out(draws=0), ("draws = 0", "a whole number from 1")),
         (lambda: left_out(rounds=0), ("leave_one_out: rounds = 0",)),
-        (lambda: left_out(recipes=["fedper"]), ("recipe fedper is refused", "one model")),
         (lambda: left_out(recipes=["fedawg"]), ("leave_one_out", "did you mean 'fedavg'")),
         (
             lambda: left_out(FRAME[(FRAME.ward == "a") | (FRAME.ill == "no")]),
@@ -188,6 +215,35 @@ def test_a_folder_keeps_the_runs_of_each_site(
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"without-{k}" for k in range(4)]
     monkeypatch.setattr(leaving_out.running, "_trained", lambda *_: pytest.fail("trains again"))
     assert left_out(**few).table.equals(table)
+
+
+def test_the_command_leaves_out_the_sites_of_params_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(leaving_out, "RATES", (0.1,))
+    recipes = {"pull": {"recipe": "fedprox", "fedprox": {"mu": 0.5}}}
+    source = {"name": "table", "root": ".", "file": "wards.csv", "label": "ill", "owner": "ward"}
+    content = {
+        "experiment": "wards",
+        "data": {**source, "one_hot": ["sex"], "validation": 0.1, "public": 0},
+        "scenario_names": ["natural"],
+        "scenarios": {"natural": {"partition": "natural", "clients": 4}},
+        "recipe_names": ["pull"],
+        "recipes": recipes,
+        "seeds": [3],
+        "train": {"model": "mlp", "rounds": 1, "epochs": 2, "batch_size": 32, "lr": 0.1},
+    }
+    FRAME.to_csv(tmp_path / "wards.csv", index=False)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
+    assert app.main(["leave-one-out", "--root", str(tmp_path)]) == 0
+    printed, read = capsys.readouterr().out, pd.read_csv(tmp_path / "leave-one-out/table.csv")
+    how: dict[str, Any] = {"rounds": 1, "lr": 0.1, "model": "mlp", "seeds": [3], "progress": False}
+    how |= {"label": "ill", "owner": "ward", "one_hot": ["sex"]}
+    same = nd.leave_one_out(FRAME, recipes, **how)
+    pd.testing.assert_frame_equal(pd.DataFrame(same.table), read)
+    assert printed.strip() == repr(same)
+    assert all(words in printed for words in ("20 alone", "pull: ", "others", "20 own, %"))
+    assert set(same.summary.against) >= {"zero_shot", "5 alone"}
 
 
 def test_a_run_that_diverges_is_named() -> None:

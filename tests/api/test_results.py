@@ -44,6 +44,18 @@ def grid() -> nd.Results:
     )
 
 
+@pytest.mark.parametrize(("clients", "rounds"), [(50, [2, 3]), (51, [])])
+def test_tested_rounds_have_the_accuracy_of_each_of_a_few_clients(
+    clients: int, rounds: list[int]
+) -> None:
+    options = {**QUIET, "rounds": 3, "evaluate_every": 2, "partition": "iid"}
+    measured = nd.run("fedavg", DATA, clients=clients, **options).rounds
+    by_client = measured.set_index("round").filter(like="client_accuracy/")
+    assert by_client.shape[1] == (clients if rounds else 0)
+    tested = by_client.notna().any(axis=1)
+    assert by_client.index[tested].tolist() == rounds
+
+
 def test_a_sweep_has_every_combination(grid: nd.Results) -> None:
     points = [
         (alpha, lr, recipe)

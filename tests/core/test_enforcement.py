@@ -124,6 +124,7 @@ def asked_for_nothing(found: Any) -> Any:
 OWNERS: dict[str, Callable[..., Any]] = {
     "gradient_point": lambda self, w, g, client: w,
     "logits": lambda self, logits, w, client: 2 * logits,
+    "assign": lambda self, server: None,
     "refine": lambda self, server: asked_for_nothing(server.replies),
     "leaving": lambda self, delta, client: delta,
     "average": lambda self, server: server.params,

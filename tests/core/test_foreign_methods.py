@@ -335,12 +335,13 @@ def test_a_sound_foreign_method_has_the_bits_of_ours(monkeypatch: pytest.MonkeyP
 
 
 def test_every_hook_has_a_rule() -> None:
-    """`check`, `exchanges`, `mechanism` and the class variables are no hooks."""
+    """`check`, `exchanges`, `mechanism`, `packing` and the class variables are no hooks."""
     public = {name for name in vars(Component) if not name.startswith("_")}
     assert HOOKS.keys() == public - {
         "check",
         "exchanges",
         "mechanism",
+        "packing",
         "needs",
         "exclusive",
         "weights",

@@ -223,6 +223,9 @@ NOWHERE: list[tuple[str, Any, Exclusive | None, dict[str, Any]]] = [
         LAST,
     ),
     ("step", lambda self, server: Change(params={}), Exclusive.SERVER_STEP, {}),
+    # Weights go by the samples of training. `average` and `weigh` may change them.
+    ("refine", refining("n", lambda n: 2 * n), Exclusive.REFINEMENT, ASKS),
+    ("refine", refining("n", lambda n: n.tolist()), Exclusive.REFINEMENT, ASKS),
     # What no engine can stack, or store.
     ("broadcast", lambda self, server: {"a": torch.eye(2).to_sparse()}, None, {}),
     ("broadcast", lambda self, server: {"a": torch.ones(2, requires_grad=True)}, None, {}),

@@ -13,9 +13,8 @@ from cryptography.hazmat.primitives import serialization
 
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.credentials import certificates
-from fedml_noniid.credentials.authority import renew, revoke
-from fedml_noniid.credentials.certificates import Admission, Kit, name, now
-from tests.deploy.test_waiting_calls import until
+from fedml_noniid.credentials.authority import revoke
+from fedml_noniid.credentials.certificates import Admission, Kit, name
 
 FILES = ["ca.crt", "own.crt", "own.key"]
 
@@ -98,46 +97,6 @@ def test_a_kit_is_valid_for_its_days(
         return
     with pytest.raises(UserError, match=words):
         Kit.read(kits / "1", 1)
-
-
-@pytest.mark.parametrize(
-    ("days", "hours", "warns"),
-    [(14, 10 * 24, False), (14, 11 * 24, True), (1, 17, False), (1, 19, True), (1, 30, True)],
-)
-def test_in_the_last_quarter_of_its_life_a_certificate_is_warned_of(
-    kits: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    days: int,
-    hours: int,
-    warns: bool,
-) -> None:
-    renew(kits, 2, days)
-    last = x509.load_pem_x509_certificate(pem(kits, 2)).not_valid_after_utc
-    moment = now() + datetime.timedelta(hours=hours)
-    monkeypatch.setattr(certificates, "now", lambda: moment)
-    wait_s = certificates.warn_of_end(kits / "2", 2)
-    said = f"certificate of silo-2 ends on {last:%Y-%m-%d %H:%M} UTC"
-    assert [said in line and "renew --rank 2" in line for line in caplog.messages] == [True] * warns
-    # Looks that far apart find the last quarter at least once.
-    assert 0 < wait_s < days * 86_400 / 4
-
-
-def test_the_warning_comes_again(
-    kits: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also after a look that found no file: the kit is copied just now."""
-    monkeypatch.setattr(certificates, "CHECK_S", 0.01)
-    end = now() + datetime.timedelta(days=13)
-    monkeypatch.setattr(certificates, "now", lambda: end)
-    (kits / "1" / "own.crt").rename(kits / "aside")
-    certificates.watch(kits / "1", 1)
-    until(lambda: "can't be read" in caplog.text)
-    (kits / "aside").rename(kits / "1" / "own.crt")
-    for _ in range(2):
-        caplog.clear()
-        until(lambda: "the certificate of silo-1 ends" in caplog.text)
-    renew(kits, 1, 30)
 
 
 def test_a_kit_passes_on_no_second_ca(kits: Path, foreign: Path) -> None:

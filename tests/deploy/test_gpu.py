@@ -14,7 +14,7 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import leaves
 from fedml_noniid.data import shards
 from fedml_noniid.data.shards import Shard
-from fedml_noniid.deploy import server_run, settings
+from fedml_noniid.deploy import server_run, settings, wire
 from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.deploy.settings import DeviceArgs
 from fedml_noniid.deploy.silo import Silo
@@ -23,7 +23,7 @@ from fedml_noniid.engines.device import Gpus
 from fedml_noniid.governance import policy
 from fedml_noniid.processes.launch import Process
 from tests.deploy import world
-from tests.recipe_table import ALONE
+from tests.recipe_table import DEPLOYED_ALONE
 from tests.walks import thinned
 
 GPU = DeviceArgs(using_gpu=True)
@@ -36,7 +36,9 @@ def faked(shard: Shard) -> dict[str, Samples]:
     }
 
 
-@pytest.mark.parametrize(("recipe", "methods"), thinned(ALONE.values(), 1, 12), ids=ALONE)
+@pytest.mark.parametrize(
+    ("recipe", "methods"), thinned(DEPLOYED_ALONE.values(), 1, 12), ids=DEPLOYED_ALONE
+)
 def test_no_method_mixes_devices(
     recipe: str, methods: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,9 +57,11 @@ def test_no_method_mixes_devices(
         while (down := server.down).ask is not None:
             replies = {}
             for k in down.ask.to:
-                replies[k] = silos[k].answer(down)
-                sent += any(True for _ in leaves(replies[k]))
-                assert {leaf.device.type for leaf in leaves(replies[k])} == {"cpu"}
+                answer = silos[k].answer(down)
+                sent += any(True for _ in leaves(answer))
+                assert {leaf.device.type for leaf in leaves(answer)} == {"cpu"}
+                packing = terms.algorithm.packing(down.ask.job)
+                replies[k] = wire.unpacked(answer, packing, down.ask)
                 assert silos[k].engine.clients.device.type == "cuda"
             server.feed(replies)
     assert sent

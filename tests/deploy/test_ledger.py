@@ -26,7 +26,8 @@ from fedml_noniid.processes import launch, loopback
 from tests.deploy import world
 from tests.deploy.test_host import DP, LDP, SIGMA
 from tests.deploy.test_host import unprotected as unprotected
-from tests.deploy.test_processes import ended, until
+from tests.deploy.test_processes import ended
+from tests.processes import until
 
 DPSGD = {"dpsgd": {"clip": 1.0, "noise": 2.0}}
 DELTA = 1e-5

@@ -15,11 +15,11 @@ from fedml_noniid.deploy import wire
 from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.engines.packing import flatten
 from tests.deploy import world
-from tests.recipe_table import ALONE
+from tests.recipe_table import DEPLOYED_ALONE
 from tests.walks import thinned
 
 # The messages of the two methods with noise are FedAvg's.
-RECIPES = [name for name in ALONE if "," not in name and name not in ("dpsgd", "dpfedavg")]
+RECIPES = [name for name in DEPLOYED_ALONE if "," not in name and name not in ("dpsgd", "dpfedavg")]
 
 
 def questions(server: ServerRun) -> dict[str, wire.Down]:
@@ -46,7 +46,7 @@ def spoilt(ask: Ask, part: str, value: float) -> Ask:
 @pytest.mark.parametrize("name", thinned(RECIPES, 1, 2))
 def test_whatever_numbers_a_server_sends_a_silo_answers_or_says_why_not(name):
     """Any error but UserError would end its process. No lie changes a later answer."""
-    terms = world.terms(*ALONE[name], batch_norm=True)
+    terms = world.terms(*DEPLOYED_ALONE[name], batch_norm=True)
     asked = questions(ServerRun(terms, world.shards_of()[0]))
     for job, down in asked.items():
         (client,) = down.ask.to

@@ -110,7 +110,7 @@ def test_a_silo_that_sends_far_too_much_is_left_out_and_named(
 @pytest.mark.parametrize(
     ("value", "why"), [(1e8, "the new model's outputs"), (1e5, "most silos can't answer")]
 )
-@pytest.mark.parametrize("recipe", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold", "fedexp", "fedper"])
 def test_a_round_that_spoils_the_model_is_repeated_without_the_silo_that_stands_out(
     value: float,
     why: str,

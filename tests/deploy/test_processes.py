@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,17 +21,11 @@ from fedml_noniid.deploy import exit_codes, results, settings, silo_client
 from fedml_noniid.governance import audit
 from fedml_noniid.processes import launch, loopback
 from tests.deploy import world
+from tests.processes import until
 from tests.walks import thinned
 
 DEADLINE_S = 120.0
 SERVER, *SILOS = range(4)
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < end, f"waited for {what} in vain"
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -67,6 +61,7 @@ def simulated(terms: settings.Deployment) -> str:
         # The whole model stays on the silos.
         pytest.param("fedproto", 2, marks=pytest.mark.slow),
         pytest.param("datasharing+feddyn+fednlr", 2, marks=pytest.mark.slow),
+        pytest.param("median", 0, marks=pytest.mark.slow),
     ],
 )
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_path):

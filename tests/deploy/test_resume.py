@@ -29,7 +29,7 @@ from fedml_noniid.deploy.silo import Silo
 from fedml_noniid.deploy.wire import Down
 from fedml_noniid.engines.absences import listed
 from tests.deploy import world
-from tests.recipe_table import ALONE, DEPLOYED
+from tests.recipe_table import DEPLOYED, DEPLOYED_ALONE
 from tests.recipe_table import settings as table
 from tests.walks import thinned
 
@@ -97,7 +97,9 @@ def run(federation: Federation, rng: random.Random | None = None) -> None:
         )
 
 
-@pytest.mark.parametrize(("recipe", "methods"), thinned(ALONE.values(), 1, 2), ids=ALONE)
+@pytest.mark.parametrize(
+    ("recipe", "methods"), thinned(DEPLOYED_ALONE.values(), 1, 2), ids=DEPLOYED_ALONE
+)
 def test_lost_processes_and_late_answers(recipe, methods, tmp_path):
     federation = Federation(recipe, methods, tmp_path)
     run(federation, random.Random(recipe))

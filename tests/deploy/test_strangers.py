@@ -14,7 +14,8 @@ import pytest
 from fedml_noniid.deploy import exit_codes, silo_server
 from fedml_noniid.processes import launch, loopback
 from tests.deploy import world
-from tests.deploy.test_processes import SERVER, ended, running, simulated, until
+from tests.deploy.test_processes import SERVER, ended, running, simulated
+from tests.processes import until
 
 LIMIT, CONNECTIONS = 512, 600  # file descriptors of the server, for good; silent connections
 

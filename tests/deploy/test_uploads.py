@@ -22,7 +22,7 @@ from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.deploy.wire import RefusedError
 from fedml_noniid.engines.packing import flatten
 from tests.deploy import world
-from tests.recipe_table import ALONE
+from tests.recipe_table import DEPLOYED_ALONE
 from tests.walks import thinned
 
 LIAR = 2
@@ -36,6 +36,7 @@ BELOW = {
     "fedgen/counts": -1,
     "fedftg/counts": -1,
     "ccvr/n": -1,
+    "ifca/s": -1,
     "fnr/F": -1,
     "fnr/A": -0.5,
     "fedproto/counts": -1,
@@ -43,10 +44,10 @@ BELOW = {
     "test/sent": -1,
     "test/n": -1,
 }
-ABOVE = {"fnr/A": 1.5}
-COUNTS = ("fednova/tau", "fedgen/counts", "fedftg/counts", "fedproto/counts", "ccvr/n")
+ABOVE = {"fnr/A": 1.5, "ifca/s": 2}
+COUNTS = ("fednova/tau", "fedgen/counts", "fedftg/counts", "fedproto/counts", "ccvr/n", "ifca/s")
 BROKEN = dict.fromkeys(COUNTS, 2.5)
-TABLE = [(*entry, batch_norm) for entry in ALONE.values() for batch_norm in (False, True)]
+TABLE = [(*entry, batch_norm) for entry in DEPLOYED_ALONE.values() for batch_norm in (False, True)]
 
 
 def server(recipe: str, methods: dict, batch_norm: bool) -> ServerRun:
@@ -63,7 +64,7 @@ def lies(key: str, leaf: torch.Tensor, train: bool) -> Iterator[tuple[float, str
         withheld = key == "loss" and train  # what stands for it is NaN
         yield from ((value, "non-finite") for value in (math.nan, math.inf, -math.inf)[withheld:])
         yield from ((value, "range") for value in (1e20, -1e20, 2.0**31))
-    elif key != "n":
+    elif leaf.dtype == torch.int64 and key != "n":  # of packed updates: test_compression
         yield from ((value, "range") for value in (2**31, -(2**31)))
     yield from (
         (value, "range")
@@ -85,6 +86,7 @@ def with_one(leaf: torch.Tensor, value: float) -> torch.Tensor:
 def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, methods, batch_norm):
     server_run = server(recipe, methods, batch_norm)
     honest = world.silos_of(server_run.terms)
+    packing = server_run.terms.algorithm.packing(TRAIN)
     while (ask := server_run.down.ask) is not None:
         down = server_run.down
         ups = {k: wire.up(k, down.exchange, honest[k].answer(wire.row_of(down, k))) for k in ask.to}
@@ -101,7 +103,9 @@ def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, meth
                     assert refused.value.name == name, said
                     of_job = "" if name == "steps" else f", job {wire.name(ask)!r}"
                     assert said.startswith(f"round {down.round}, silo 2 (rank 3){of_job}: ")
-                    assert f"upload's {key!r} " in said
+                    unpacked = packing is not None and key.startswith("deltas/")
+                    named = "'deltas/" if unpacked else f"{key!r} "
+                    assert f"upload's {named}" in said
             server_run.without([LIAR])
         server_run.feed(server_run.open(ups))
     assert len(server_run.loop.rows) == world.ROUNDS
@@ -147,9 +151,10 @@ def answers(server_run: ServerRun, extreme: str = "") -> dict[int, wire.Up]:
     The liar's numbers are as "low" or "high" as is allowed.
     """
     down, found = server_run.down, {}
+    packing = server_run.terms.algorithm.packing(down.ask.job)
     for k in down.ask.to:
         leaves = {}
-        for key, like in flatten(server_run.schema).items():
+        for key, like in flatten(server_run._schemas[wire.name(down.ask)]).items():
             limit = wire.allowed(key, server_run._ranges)
             value = {"": 0.0, "low": limit.low, "high": limit.high}[
                 extreme if k == LIAR and key != "n" else ""
@@ -160,6 +165,9 @@ def answers(server_run: ServerRun, extreme: str = "") -> dict[int, wire.Up]:
         leaves["steps"] *= 0
         if server_run.schema["steps"]:
             leaves["steps"] += server_run.terms.plan.steps(n.numpy())
+        if packing is not None:
+            deltas = {key: leaves.pop(key) for key in [*leaves] if key.startswith("deltas/")}
+            leaves |= {f"deltas/{key}": leaf for key, leaf in packing.pack(deltas).items()}
         found[k] = wire.Up(client=k, exchange=down.exchange, leaves=leaves)
     return found
 

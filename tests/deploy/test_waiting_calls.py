@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from tests.deploy.federation_server import (
     sent,
 )
 from tests.deploy.test_refusals import begun
+from tests.processes import until
 
 HELD = 40  # calls with a header only
 SCHEMA = {"w": torch.zeros(3), "n": torch.tensor(17)}
@@ -84,13 +84,6 @@ def test_calls_that_send_nothing_keep_no_silo_out(
         lines = [line for line in caplog.messages if "refused" in line]
         assert lines[0] == f"refused from silo-2 ({refused}"
         assert len(lines) <= 3  # also that these calls ended early
-
-
-def until(true) -> None:
-    end = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_status_has_the_last_moment_of_each_certificate(idle):

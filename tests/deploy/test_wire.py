@@ -51,7 +51,7 @@ def test_no_head_takes_much_of_the_other_side_s_disk(head):
         if isinstance(value, list):
             parts = enumerate(value)
             return [[*value[:i], x, *value[i + 1 :]] for i, of in parts for x in longer(of)]
-        return ["x" * 5000] if isinstance(value, str) else [10**400]
+        return ["x" * 5000] if isinstance(value, str) else [10**400, 1 << 63, -(1 << 63)]
 
     for key, value in good.items():
         for other in longer(value):

@@ -61,6 +61,18 @@ def test_a_checkpoint_is_written_every_k_rounds_and_at_the_end(path: Path) -> No
     assert federation.simulation("scaffold", checkpoint=path, rounds=ROUNDS).start_round == 4
 
 
+@pytest.mark.parametrize(("recipe", "differs"), [("fedavg", False), ("fedexp", True)])
+def test_an_evaluated_model_is_stored_where_it_is_another(
+    recipe: str, differs: bool, path: Path
+) -> None:
+    killed_in(2, path, recipe)
+    stored = safetensors.torch.load_file(path)
+    assert any(key.startswith("evaluated/") for key in stored) is differs
+    resumed = federation.simulation(recipe, checkpoint=path, rounds=ROUNDS)
+    assert resumed.start_round == 2
+    assert federation.equal(resumed.run(), federation.run(recipe, rounds=ROUNDS))
+
+
 def test_a_checkpoint_of_another_configuration_is_refused(path: Path) -> None:
     federation.run("fedavg", checkpoint=path, fingerprint="one")
     with pytest.raises(UserError, match=r"run\.safetensors.*another configuration.*'one'.*'two'"):

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedml_noniid.core.data import Samples
+from fedml_noniid.core.task import Output
 from fedml_noniid.engines import evaluation
-from fedml_noniid.engines.evaluation import evaluate, pooled
+from fedml_noniid.engines.evaluation import AccuracyByClient, evaluate, largest, pooled, scores
 from fedml_noniid.engines.plan import initial_model
 from fedml_noniid.models import build
 from tests import federation
@@ -36,6 +37,20 @@ def test_accuracy_loss_and_classes_by_hand() -> None:
     assert found.loss == pytest.approx(losses.mean(), rel=1e-6)
 
 
+def test_accuracy_by_client_by_hand() -> None:
+    """Right, wrong, right, wrong: the first two samples are of one client, none of the next, the
+    third of the last, the fourth of nobody."""
+    y = torch.tensor([0, 1, 1, 0])
+    positions = {"a": np.array([1, 0]), "b": np.arange(0), "c": np.array([2])}
+    by_client = AccuracyByClient.from_positions(positions, y)
+    columns = scores(NETWORK, PARAMS, {}, Samples(X, y), by_client=by_client)
+    accuracies = {"a": 0.5, "b": math.nan, "c": 1.0}
+    wanted = {f"client_accuracy/{name}": share for name, share in accuracies.items()}
+    wanted |= {"accuracy": 0.5, "loss": evaluate(NETWORK, PARAMS, {}, Samples(X, y)).loss}
+    found = {name: value.item() for name, value in columns.items()}
+    assert found == pytest.approx(wanted, nan_ok=True)
+
+
 def test_several_models_are_one_over_all_samples_together() -> None:
     """Of 3 samples, of none, and of 1: as one model on the 4."""
     y = torch.tensor([0, 1, 1, 0])
@@ -56,6 +71,21 @@ def test_the_batch_size_does_not_matter(size: int, monkeypatch: pytest.MonkeyPat
     found = evaluate(NETWORK, PARAMS, {}, samples)
     assert found.predictions.equal(whole.predictions)
     assert found.loss == pytest.approx(whole.loss, rel=1e-6)
+
+
+def test_the_largest_size_is_that_of_all_features_and_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def size(features: list[list[float]], logits: list[float]) -> float:
+        return largest(NETWORK, Output(torch.tensor(features), torch.tensor([logits]), {})).item()
+
+    assert size([[-5.0, 2.0]], [1.0, 4.0]) == 5.0
+    assert size([[3.0, 2.0]], [1.0, 4.0]) == size([[]], [1.0, -4.0]) == 4.0
+    assert math.isnan(size([[math.nan, 2.0]], [1.0, math.inf]))
+    monkeypatch.setattr(evaluation, "BATCH", 2)
+    sizes: list[torch.Tensor] = []
+    scores(NETWORK, PARAMS, {}, Samples(X, torch.tensor([0, 1, 1, 0])), sizes=sizes)
+    assert sizes == [2.0, 3.0]  # the features are X
 
 
 def test_batch_norm_uses_its_running_statistics_and_leaves_them() -> None:

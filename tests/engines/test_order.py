@@ -11,14 +11,14 @@ from fedml_noniid.core.component import Ask, Replies, Reply, Setting
 from fedml_noniid.core.trees import row
 from fedml_noniid.plugins import registry
 from tests import federation
-from tests.recipe_table import DEPLOYED
+from tests.recipe_table import EVERY
 from tests.walks import thinned
 
 SETTING = Setting(n_clients=7, cohort=4, n_public=10)
 ORDERS = 20
 ADDED = {
     name: entry
-    for name, entry in DEPLOYED.items()
+    for name, entry in EVERY.items()
     if registry.build(*entry, SETTING).needs.replies == Replies.SUMS
 }
 

@@ -12,18 +12,23 @@ from fedml_noniid.core.trees import row_norms
 from fedml_noniid.engines.callbacks import Callback, Columns, RoundEnd
 from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.engines.workers import Workers
+from fedml_noniid.plugins import registry
 from tests import federation
-from tests.engines.test_order import ADDED
-from tests.recipe_table import DEPLOYED
+from tests.engines.test_order import ADDED, SETTING
+from tests.recipe_table import EVERY
 from tests.walks import thinned
 
 
 def streamed(entry: str, **options: Any) -> Simulation:
-    recipe, methods = DEPLOYED[entry]
+    recipe, methods = EVERY[entry]
     return federation.simulation(recipe, methods, batch_norm=True, memory_mb=0, **options)
 
 
-@pytest.mark.parametrize("entry", thinned(ADDED, 1))
+# What a stale answer counts is known when it is there, so FedBuff's are held.
+HELD = {name for name, entry in ADDED.items() if registry.build(*entry, SETTING).needs.stale}
+
+
+@pytest.mark.parametrize("entry", thinned([name for name in ADDED if name not in HELD], 1))
 def test_streaming_changes_no_bit(entry: str) -> None:
     recipe, methods = ADDED[entry]
     expected = federation.run(recipe, methods, batch_norm=True, rounds=2)
@@ -43,7 +48,7 @@ def test_processes_add_up_and_their_sums_are_added_up(entry: str) -> None:
         assert federation.equal(simulation.run(), expected)
 
 
-@pytest.mark.parametrize("entry", thinned(sorted(DEPLOYED.keys() - ADDED.keys()), every=4))
+@pytest.mark.parametrize("entry", thinned(sorted(EVERY.keys() - ADDED.keys() | HELD), every=4))
 def test_what_reads_more_than_sums_is_held(entry: str) -> None:
     assert not streamed(entry).engine.streams
 
@@ -54,7 +59,7 @@ class Watches(Callback):
 
 
 def test_a_callback_that_may_read_updates_finds_them() -> None:
-    recipe, methods = DEPLOYED["fedavg"]
+    recipe, methods = EVERY["fedavg"]
     simulation = federation.simulation(recipe, methods, memory_mb=0, callbacks=[Watches()])
     assert not simulation.engine.streams
     assert simulation.run().rows[0]["longest"] > 0

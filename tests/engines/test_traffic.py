@@ -88,6 +88,8 @@ BESIDE = {
     "ccn": (0, D, 0, 0),
     "datasharing": (0, 0, 0, 0),
     "fedavgm": (0, 0, 0, 0),
+    "fedasync": (0, 0, 0, 0),
+    "fedbuff": (0, 0, 0, 0),
     "fedcm": (0, 0, 1, 0),
     "feddc": (1, 0, 1, 0),
     "feddecorr": (0, 0, 0, 0),
@@ -137,6 +139,14 @@ def test_fedbabu_moves_the_body_only() -> None:
 
 def test_a_linear_probe_moves_the_classifier_only() -> None:
     assert traffic("linear_probe") == [(COHORT * 18 * FLOAT, COHORT * 18 * FLOAT)] * 3
+
+
+def test_ifca_sends_all_models_and_then_one() -> None:
+    """(K + 1) M down; M and the choice, K numbers, up."""
+    _, m = model(True)
+    rows = federation.run("ifca", {"ifca": {"clusters": 3}}, batch_norm=True).rows
+    up, down = COHORT * (m + 3 * FLOAT), COHORT * 4 * m
+    assert [(row["bytes_up"], row["bytes_down"]) for row in rows] == [(up, down)] * 3
 
 
 def test_fed3r_asks_everybody_once_for_sums() -> None:

@@ -30,8 +30,8 @@ def test_a_recipe_shows_what_leaves_what_comes_and_what_stays(
         "Secure sums are refused: recipe 'fnr+scaffold' can't run",
         "In each round train: 3 of 3 silos the server sends 40,016 bytes params/*:",
         "shared/scaffold/c/*: Line 4: c, beside x. fc1.weight float32 [64, 64],",
-        "deltas/*: update: the silo's parameters minus the received ones [changes with labels and",
-        "n int64 []: number of training samples; with local noise the study's max_samples [changes",
+        "deltas/*: update: the silo's parameters minus the received ones",
+        "n int64 []: number of training samples; with local noise the study's max_samples",
         "fnr.refine: 1 of 3 silos the server sends 40 bytes each/fnr/delta float32 [1, 10]: Lines",
         "from round to round: scaffold/c_i/*: c_i = 0.",
         "Answer (seal, certificate, exchange, step, failed): What a silo says to a Task",
@@ -78,7 +78,6 @@ def test_the_model_the_silos_and_the_settings_of_a_deployment(
         "form": "float32 [8, 16]",
         "bytes": 512,
         "what": "update: the silo's parameters minus the received ones",
-        "changes_with": ["labels", "inputs"],
     }
     (tmp_path / "0.safetensors").unlink()
     assert main(["methods", "show", "scaffold", "--config", str(config)]) == 2

@@ -306,7 +306,7 @@ def run(
     **options: Any,
 ) -> Ran:
     """The real thing, in float64. `options`: fields of the plan and of local training."""
-    plan: dict[str, Any] = {"rounds": 2, "cohort": 3, "seed": 0, "observing": False}
+    plan: dict[str, Any] = {"rounds": 2, "cohort": 3, "seed": 0, "observing": False, "clock": None}
     # A batch of 8 is the full batch of every client.
     local: dict[str, Any] = {"optimizer": "sgd", "lr": LR, "epochs": 2, "batch_size": 8}
     for key, value in options.items():

@@ -15,6 +15,7 @@ from tests.walks import thinned
 
 TOGETHER = ("ditto+scaffold", "fedala+moon", "fedbn+scaffold", "fedrep+feddyn")
 OWN = ("apfl", "ditto", "fedala", "fedbn", "fedper", "fedproto", "fedrep", "fedrod", "finetune")
+CLUSTERS = ("cfl", "ifca")  # `tests/engines/test_received.py` has these checks for them
 
 
 def test_no_method_is_left_out() -> None:
@@ -23,7 +24,7 @@ def test_no_method_is_left_out() -> None:
         for recipe, settings in ALONE.values()
         if "own_models" in federation.simulation(recipe, settings, batch_norm=True).remarks
     }
-    assert found == set(OWN)
+    assert found == {*OWN, *CLUSTERS}
 
 
 @pytest.mark.parametrize("recipe", thinned([*OWN, *TOGETHER], 0))

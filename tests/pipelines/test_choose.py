@@ -16,12 +16,15 @@ import yaml
 from hypothesis import given
 from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
+from safetensors.torch import load
 
 import fedml_noniid as nd
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.engines.simulation import drive
 from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.owner_scores import scores_of_owners
 from fedml_noniid.pipelines.experiment.search import Answers, Request, Result, Search, choosing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.decision import Decision, decide
@@ -29,7 +32,6 @@ from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.verbs import choose as stage
 
 # A warning of mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 CHOOSE: dict[str, Any] = {"seeds": [100, 101, 102], "fresh": [200, 201, 202]}
 CONTENT: dict[str, Any] = {
@@ -357,7 +359,8 @@ def test_fedavg_takes_part_though_it_is_not_named() -> None:
         ({"data": {"validation": 0}}, "data.validation: 0 leaves no samples to choose on"),
         (
             {"recipes": {"scaffold": {"recipe": "fedbn"}}},
-            "recipes.scaffold: scaffold can't be chosen: each client has",
+            "scaffold can't be chosen: each client has a model of its own, and with partition "
+            "'dirichlet' the validation samples are no client's",
         ),
         (
             {"recipes": {"scaffold": {"recipe": "centralised"}}},
@@ -453,3 +456,109 @@ def test_numbers_are_chosen_by_their_loss() -> None:
     assert rungs.loc[best, "values"] == f"lr {choice.values['train']['lr']}"
     assert choice.values["train"]["lr"] >= 0.05
     assert choice.final["test_r2"].min() > 0.9 and "R²" in repr(choice)
+
+
+SITES = ["north", "south", "west"]
+OF_SITES: dict[str, Any] = {"rounds": 4, "epochs": 2, "lr": 0.3, "model": "mlp"}
+SEARCH = {"seeds": [10, 11], "fresh": [20, 21], "grid": {"train": {"lr": [0.3]}}}
+
+
+def table_of_sites() -> pd.DataFrame:
+    """The labels of the last site say the opposite of its values."""
+    value, site = np.random.default_rng(0).normal(size=300).round(3), np.arange(300) % 3
+    ill = np.where((value > 0) != (site == 2), "yes", "no")
+    return pd.DataFrame({"value": value, "site": np.array(SITES)[site], "ill": ill})
+
+
+@pytest.fixture(scope="module")
+def of_sites() -> nd.Data:
+    return nd.from_frame(table_of_sites(), label="ill", owner="site")
+
+
+@pytest.mark.parametrize(("recipe", "clients"), [("fedavg", 3), ("fedper", 3), ("finetune", 2)])
+def test_each_client_is_judged_on_the_samples_of_its_owner(
+    of_sites: nd.Data, recipe: str, clients: int
+) -> None:
+    """By the predictions of each client's model, row by row; two of three owners are clients."""
+    split = nd.partition(of_sites, "natural", clients=clients, validation=0.2, seed=3)
+    result = nd.run(recipe, split, seeds=[3], progress=False, **OF_SITES)
+    dataset = of_sites.dataset
+    unit, indices = result.settings.units()[0], split.indices
+    item = Item.from_parts(result.settings, unit, dataset, indices).ended(4)
+    scores = scores_of_owners(item, load(result.files[3].run["model.safetensors"]))
+    train = dataset.train_x[indices.validation], dataset.train_y[indices.validation]
+    assert dataset.train_owner is not None and dataset.test_owner is not None
+    parts = {
+        "validation": (*train, dataset.train_owner[indices.validation]),
+        "test": (dataset.test_x, dataset.test_y, dataset.test_owner),
+    }
+    for part, (x, y, owner) in parts.items():
+        right = []
+        for k, mine in enumerate(indices.clients):
+            rows = owner == dataset.train_owner[mine[0]]
+            model = result.model(client=None if recipe == "fedavg" else k)
+            right += (model(x[rows]).argmax(1) == y[rows]).tolist()
+        assert (len(right) == len(x)) is (clients == 3)
+        assert scores[f"{part}_accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_a_head_per_site_is_chosen_alike_by_python_and_the_command(
+    of_sites: nd.Data, tmp_path: Path
+) -> None:
+    recipes, scenario = ["fedavg", "fedper"], {"partition": "natural", "clients": 3}
+    choice = nd.choose(
+        of_sites, recipes, search=SEARCH, progress=False, validation=0.2, **scenario, **OF_SITES
+    )
+    table_of_sites().to_csv(tmp_path / "sites.csv", index=False)
+    source = {"name": "table", "root": ".", "file": "sites.csv", "label": "ill", "owner": "site"}
+    content = CONTENT | {
+        "data": {**source, "validation": 0.2, "public": 0},
+        "scenario_names": ["sites"],
+        "scenarios": {"sites": scenario},
+        "recipe_names": recipes,
+        "recipes": {name: {} for name in recipes},
+        "train": {**OF_SITES, "batch_size": 32},
+        "choose": SEARCH,
+    }
+    (tmp_path / config.FILE).write_text(yaml.safe_dump(content))
+    place = Workspace.from_environment(tmp_path, {})
+    prepare.run(place)
+    decision = stage.choose(place, config.load(tmp_path))
+    assert decision.text == repr(choice) and decision.samples == 48
+    assert choice.recipe == "fedper" and choice.final.difference[1] > 0.2
+    end = "That is a head per site. All were judged on the sites' own samples."
+    assert choice.sentence.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [
+        ("scaffold", "one common model"),
+        ("finetune", "a common model, fine-tuned at each site"),
+        ("scaffold+ditto", "a model per site"),
+        ("fedper", "a head per site"),
+        ("fedbn", "own parameters (norms) per site"),
+    ],
+)
+def test_what_a_site_gets_is_said(recipe: str, model: str) -> None:
+    natural = {"skewed": {"partition": "natural", "clients": 3}}
+    entry = {"pull": {"recipe": recipe}}
+    search = choosing(
+        config.checked(
+            CONTENT | {"scenarios": natural, "recipe_names": ["pull"], "recipes": entry},
+            config.FILE,
+        )
+    )
+    assert search.models == {"pull": model, "fedavg": "one common model"}
+    assert search.is_by_owner is (recipe != "scaffold")
+
+
+def test_samples_of_owners_in_several_clients_judge_no_own_model(of_sites: nd.Data) -> None:
+    how: dict[str, Any] = {"search": SEARCH, "progress": False, "validation": 0.2, **OF_SITES}
+    with pytest.raises(UserError, match="the validation samples are no client's; allowed: rec"):
+        nd.choose(of_sites, ["fedper"], partition=spread_out, clients=2, **how)
+
+
+def spread_out(labels: Any, owners: Any, n_clients: int) -> list[Any]:
+    """Each client has samples of each owner."""
+    return [np.flatnonzero(np.arange(len(owners)) % n_clients == k) for k in range(n_clients)]

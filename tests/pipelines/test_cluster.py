@@ -35,6 +35,7 @@ from fedml_noniid.pipelines.tracking import live
 from fedml_noniid.pipelines.tracking.store import Store
 from tests.files import contents
 from tests.pipelines.small import PARAMS, ROOT, Repository, copy, run_stages
+from tests.processes import until
 
 pytest.importorskip("distributed", reason="a cluster needs [cluster]")
 
@@ -45,7 +46,6 @@ from fedml_noniid.pipelines.cluster.job import Job
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     # mlflow's own use of SQLAlchemy, and its own type hints.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),
     pytest.mark.filterwarnings("ignore:.*type hint is inferred as AnyType"),
 ]
 LONG = PARAMS.replace("rounds: 3, epochs: 1", "rounds: 40, epochs: 5").replace(
@@ -102,14 +102,6 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def until(true: Callable[[], object], seconds: float = 60) -> None:
-    """Waits until a condition holds."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "too slow"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +395,7 @@ def test_workers_are_free_soon_after_the_front_is_killed(
     until(lambda: [*there.glob(".resume/*/*/checkpoint.safetensors")])
     process.kill()
     process.wait()
-    until(lambda: not any(asked(cluster, tasks).values()), 10)
+    until(lambda: not any(asked(cluster, tasks).values()), seconds=10)
     cluster.train(there)
     run_stages(here, ("train",))
     assert contents(there / "runs") == contents(here / "runs")

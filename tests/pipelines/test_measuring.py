@@ -22,7 +22,6 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from tests.pipelines.small import run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 KEY = "natural-fedavg-0"
 

@@ -57,6 +57,8 @@ def wrong(hint: Any, none: bool = False) -> list[object]:
     nothing: list[object] = [] if none else [None]
     if get_origin(kind) in (Union, UnionType):
         one, *others = [part for part in get_args(kind) if part is not type(None)]
+        if others and one is int:
+            return [2.5, {}]  # a number, or a list of texts
         return [3, {}] if others else wrong(one, none=True)  # a text, or a list of texts
     if get_origin(kind) is Literal:
         words = [word for word in get_args(kind) if isinstance(word, str)]

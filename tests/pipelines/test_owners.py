@@ -28,6 +28,7 @@ machine: {processes: 1}
 """
 RECIPES = ["fedavg", "finetune", "fedper"]
 NAMES = ["Klinik 2", "Klinik 10", "Köln | <b>"]
+COLUMNS = ["Klinik_2", "Klinik_10", "Köln____b_"]  # of rounds.csv
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,21 @@ def test_lines_are_in_the_order_of_the_names(sites: Path, file: str) -> None:
     assert [[line["owner"] for line in table] for table in tables] == [NAMES] * len(tables)
     numbers = {tuple(line["client"] for line in table) for table in tables}
     assert len(numbers) > 1 and all({*one} == {"0", "1", "2"} for one in numbers)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_round_has_the_accuracy_of_each_site(sites: Path, recipe: str) -> None:
+    """By its name; the last one is that of the evaluation, which measures the model again."""
+    for seed in range(3):
+        key = f"natural-{recipe}-{seed}"
+        rows = pd.read_csv(sites / "runs" / key / "rounds.csv")
+        clients = pd.read_csv(sites / "evaluation" / key / "per_client.csv")
+        assert list(clients["owner"]) == NAMES
+        by_site = rows[[f"client_accuracy/{name}" for name in COLUMNS]]
+        assert by_site.iloc[-1].tolist() == pytest.approx(clients["test_accuracy"].tolist())
+        hits = (by_site.to_numpy() * clients["test_samples"].to_numpy()).sum(1)
+        together = hits / clients["test_samples"].sum()
+        assert rows["test_accuracy"].tolist() == pytest.approx(together)
 
 
 def test_the_report_has_the_accuracy_of_each_site(sites: Path) -> None:
@@ -101,6 +117,13 @@ def test_own_models_are_compared_with_the_common_one_on_the_sites_own_samples(si
 def test_python_ranks_own_models_as_the_report_does(sites: Path) -> None:
     data = nd.from_frame(pd.read_csv(sites / "sites.csv"), label="ill", owner="site")
     split = nd.partition(data, "natural", clients=3)
-    summary = nd.sweep(["fedavg", "fedper"], split, rounds=3).summary.set_index("recipe")
+    swept = nd.sweep(["fedavg", "fedper"], split, rounds=3)
+    summary = swept.summary.set_index("recipe")
     assert summary["rank"].to_dict() == {"fedper": 1, "fedavg": 2}
     assert summary.loc["fedavg", "worst_client"] < 0.5 < summary.loc["fedper", "worst_client"]
+    marks = [line for line in swept.plot_clients().axes[0].lines if line.get_marker() == "|"]
+    assert len(marks) == 2
+    for result, line in zip(swept, marks, strict=True):
+        assert sorted(line.get_xdata()) == sorted(100 * result.clients["test_accuracy"])
+        if result.recipe == "fedavg":
+            assert {*line.get_xdata()} != {*(100 * result.clients["accuracy"])}

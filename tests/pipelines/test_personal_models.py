@@ -23,7 +23,6 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from tests.pipelines.small import PARAMS, run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 TEXT = (
     PARAMS.replace("[fedavg, scaffold+fnr]", "[fedavg, fedbn]")

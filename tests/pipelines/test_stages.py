@@ -40,7 +40,6 @@ from tests.pipelines.small import PARAMS, run_stages
 
 # mlflow's own use of SQLAlchemy, and its own type hints.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),
     pytest.mark.filterwarnings("ignore:.*type hint is inferred as AnyType"),
 ]
 
@@ -127,6 +126,11 @@ def test_run_json_and_mlflow_have_the_values_that_were_used(workplace: Path) -> 
     )
     assert {key: str(value) for key, value in used.items()}.items() <= run.data.params.items()
     assert known.items() <= run.data.tags.items()
+    by_round = client.get_metric_history(run.info.run_id, "client_accuracy/3")
+    rows = table(workplace / RUN / "rounds.csv")
+    assert [(str(one.step), str(one.value)) for one in by_round] == [
+        (row["round"], row["client_accuracy/3"]) for row in rows
+    ]
     for place, file in (
         ("params.yaml", workplace / "params.yaml"),
         (f"partition/{INDICES}", indices),

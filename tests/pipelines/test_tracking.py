@@ -46,7 +46,6 @@ TRAFFIC = {"bytes_up": 2**19, "bytes_down": 2**19}  # of a round: 1 MiB
 SHAPE, CLASSES = (1, 2, 2), ("a", "b", "c")
 # mlflow's own use of SQLAlchemy, and its own type hints.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),
     pytest.mark.filterwarnings("ignore:.*type hint is inferred as AnyType"),
 ]
 Finish = Callable[..., Any]
@@ -224,6 +223,14 @@ def test_no_round_is_logged_twice_and_time_is_that_of_training(store: Store) -> 
     assert [(point.step, point.value, point.timestamp) for point in points] == [
         (t, t / 10, 100_000 + 1000 * t) for t in range(1, 5)
     ]
+
+
+def test_the_virtual_clock_is_an_axis(store: Store) -> None:
+    rows = [{"round": t, "clock_s": 1.5 * t, "test_accuracy": t / 10} for t in (1, 2)]
+    live = runs.start(store, "toy", "k", {}, {})
+    live.log_rounds(rows)
+    points = store.client().get_metric_history(live.run_id, "by_virtual_ms/test_accuracy")
+    assert [(point.step, point.value) for point in points] == [(1500, 0.1), (3000, 0.2)]
 
 
 def test_what_mlflow_does_not_take_is_cut_or_renamed_and_the_run_still_ends(store: Store) -> None:

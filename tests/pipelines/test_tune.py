@@ -22,7 +22,6 @@ from fedml_noniid.pipelines.stages import tune as stage
 from fedml_noniid.pipelines.stages.tune import tune
 
 # A warning of mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 ROOT = Path(__file__).parents[2]
 PARAMS = """\

@@ -21,7 +21,6 @@ from tests.data.tweets import Tweet, write
 from tests.pipelines.small import run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 PARAMS = """\
 experiment: tweets

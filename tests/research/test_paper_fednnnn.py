@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from torch import nn
 
 from fedml_noniid.core.errors import UserError
-from research import report
+from fedml_noniid.plugins import registry
+from research import claims, report
 from research.papers.fednnnn import figures
 from research.report import build
 from research.runs import Measured
+from research.studies import of_paper
 from research.targets import Built, Target, of_targets
 from tests.pipelines.small import ROOT
 from tests.research import by_hand
@@ -110,6 +113,41 @@ def test_path_tells_a_line_that_stops_from_one_that_goes_on(toy: Path) -> None:
         "FedNNNN 10 %."
     )
     assert of.words[0] == said
+
+
+EVEN = ("single", "iid-b", "noniid-b")  # scenarios whose clients have equally many samples
+
+
+def test_figures_and_claims_read_e_only_where_the_average_weighs_clients_alike() -> None:
+    """The recorded E has q_k = 1/m (eq. 5), so a method that weighs by size has another one where
+    sizes differ, and its N may be above it."""
+    reads = []
+    for target in targets().values():
+        spec = target.spec
+        for panel, line in itertools.product(
+            spec.get("panels", ()), spec.get("lines", {}).values()
+        ):
+            own = {"recipe": line} if isinstance(line, str) else line
+            reads.append((panel.get("column", ""), {**panel, **own}, "paper"))
+    for one in claims.of_paper("fednnnn", "small", ROOT).every.values():
+        for scenario, recipe in itertools.product(
+            one.study.content["scenario_names"], [*one.claim.of, *one.claim.less]
+        ):
+            at = {"study": one.claim.study, "scenario": scenario, "recipe": recipe}
+            reads.append((one.claim.statistic, at, "claims"))
+    plans = {
+        "paper": of_paper("fednnnn", "paper", ROOT),
+        "claims": claims.of_paper("fednnnn", "small", ROOT).studies,
+    }
+    seen = [
+        (at["scenario"], registry.parse(entry.get("recipe", at["recipe"])))
+        for statistic, at, plan in reads
+        if "update_norm_client" in statistic or statistic == "n_over_e"
+        for entry in [plans[plan][at["study"]].content["recipes"][at["recipe"]] or {}]
+    ]
+    assert len(seen) > 80
+    assert all(scenario in EVEN or "fednnnn" in methods for scenario, methods in seen)
+    assert registry.loaded()["fednnnn"].weights == "uniform"
 
 
 def by_torch(name: str) -> list[nn.Module]:

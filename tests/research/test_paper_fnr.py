@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 import torch
 import yaml
 
-from fedml_noniid.data.dataset import Dataset, Raw
-from research.runs import Measured
 from research.targets import Built
 from tests.research import by_hand
 from tests.research.by_hand import clients, is_picture, rows, run
@@ -206,32 +203,3 @@ def test_no_bars_where_nobody_looked(root: Path) -> None:
     panel = {"title": "T", "study": "one", "scenario": "even", "recipe": "fnr", "on": "test"}
     of = built(root, "refinement", {"panels": [panel]})
     assert (of.files, of.missing) == ({}, ("T",))
-
-
-def test_a_sample_in_noise(root: Path) -> None:
-    """The grey image of 0.5 at deviation 0 is itself, at 0.5 it has that deviation, whatever the
-    normalisation."""
-    spec = {"study": "one", "deviations": [0, 0.5], "sample": 1}
-    assert built(root, "noise-samples", spec).missing == ("the data of study one",)
-    x = torch.stack(
-        [torch.zeros(1, 64, 64, dtype=torch.uint8), torch.full((1, 64, 64), 8, dtype=torch.uint8)]
-    )
-    raw = Raw(x, torch.tensor([0, 1]), x.clone(), torch.tensor([0, 1]), ["cat", "dog"], unit=16)
-    measured = Measured(by_hand.PAPER, by_hand.SIZE, root)
-    place = root / measured.studies["one"].data_folder / "digits.safetensors"
-    for normalise in ("none", "channel"):
-        Dataset.from_raw("digits", raw, normalise).save(place)
-        of = built(root, "noise-samples", spec)
-        clean = [float(v["value"]) for v in rows(of) if v["noise"] == "0"]
-        assert len(clean) == 4096 and set(clean) == {0.5}
-        noisy = np.array([float(v["value"]) for v in rows(of) if v["noise"] == "0.5"])
-        # The standard error of the mean is 0.5 / 64, that of the deviation 0.5 / sqrt(2 * 4096).
-        assert noisy.mean() == pytest.approx(0.5, abs=5 * 0.5 / 64)
-        assert noisy.std() == pytest.approx(0.5, abs=5 * 0.5 / 90)
-        (words,) = of.words
-        said = re.fullmatch(
-            r"Test sample 1 of digits, class dog\. Outside 0 to 1, .*: (\d+) % at 0\.5\.", words
-        )
-        # P(|N(0, 1)| > 1) = 31.7 %, with a standard error of 0.7.
-        assert said and abs(int(said[1]) - 31.7) < 4
-        assert is_picture(of)

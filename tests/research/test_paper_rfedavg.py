@@ -31,7 +31,6 @@ from tests.research import by_hand
 from tests.research.by_hand import is_picture, run
 
 # A warning of mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 
 def cells(built: Built) -> list[list[str]]:

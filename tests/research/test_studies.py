@@ -26,10 +26,12 @@ from fedml_noniid.pipelines.stages import train
 from fedml_noniid.pipelines.tracking.store import Store
 from research import studies, study
 from research.__main__ import main
+from research.estimate import estimate
+from research.runs import Measured
 from tests.pipelines.small import ROOT
+from tests.research import by_hand
 
 # A warning of mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 SETTINGS = """\
 studies:
@@ -381,3 +383,69 @@ def test_a_target_and_its_paper_by_the_command_line(
     assert trained[4:] == ["even-fedavg-2", "even-pull-2"]
     whole = place.root / "research" / "built" / "ccn" / "smoke"
     assert (whole / "report" / "ccn-tab9.md").read_text() == (single / "ccn-tab9.md").read_text()
+
+
+def test_what_reads_no_run_trains_nothing(
+    place: Workspace, trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of settings needs the file of settings only, a heat map the partitions too."""
+    at(place.root, "smoke", TINY)
+    files = place.root / studies.PAPER_FILES / "ccn"
+    (files / "reported.yaml").write_text("{}")
+    (files / "targets.yaml").write_text(
+        "ccn-tab9:\n  kind: settings\n  title: Settings\n  protocol: []\n"
+        "  rows: {A: {study: tiny}}\n"
+        "  columns: {E: {path: train.epochs}, B: {path: train.batch_size}}"
+    )
+    assert main(["papers", "build", "ccn-tab9", "--root", str(place.root)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("0 trainings (0 more have ended)") and "What was run" not in shown
+    assert re.search(r"\| A +\| 1 +\| 200 +\|", shown) and not (place.root / "data").exists()
+    one = studies.of_paper("ccn", "smoke", place.root)["tiny"]
+    study.execute(place, one, is_trained=False)
+    folder = place.root / one.folder
+    assert [path.name for path in sorted((folder / "partitions").iterdir())] == ["even-0", "even-1"]
+    assert trained == [] and not (folder / "runs").exists()
+
+
+def test_an_estimate_is_of_similar_runs_and_of_the_same_settings(tmp_path: Path) -> None:
+    """24 items. `near a` took 2 x 900 s and `near b` 2 x 2700 s: two more seeds of each are like
+    them, the other 18 take the mean of both, which is an hour."""
+    by_hand.paper(tmp_path)
+    one = studies.of_paper("ccn", "smoke", tmp_path)["one"]
+    assert estimated(tmp_path).startswith("24 trainings (0 more have ended), about 0.02 hours")
+    for recipe, seconds in (("a", 900), ("b", 2700)):
+        by_hand.run(tmp_path, "near", recipe, 0, [0.5, 0.5], seconds=seconds)
+    rounds = tmp_path / one.folder / "runs" / "near-a-0" / "rounds.csv"
+    rounds.write_text(rounds.read_text() + "\n" * 2**20)
+    other = estimated(tmp_path)
+    assert other.startswith("24 trainings (0 more"), "none has ended with these settings"
+    (tmp_path / one.folder / config.FILE).write_text(one.yaml(tmp_path))
+    left = estimated(tmp_path)
+    # Two at 0.5 h and 1 MiB, two at 1.5 h, 18 at 1 h and 0.5 MiB.
+    assert left.startswith(
+        "22 trainings (2 more have ended), about 22 hours in one process and 11.0"
+    )
+    assert "; 0 of them without" in left and "; 0 of them without" in other
+    rounds.with_name("run.json").write_text("{")
+    assert estimated(tmp_path).startswith("24 trainings (0 more have ended)"), "it is made again"
+
+
+def estimated(root: Path) -> str:
+    return estimate(Measured("ccn", "smoke", root), ["one"])
+
+
+def test_size_paper_does_not_begin_without_its_word_vectors(
+    tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["papers", "build", "rf-tab1", "--size", "paper", "--root", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "rfedavg sent140-silo: " in error and "data/raw/glove.6B.300d.txt is missing" in error
+    assert trained == [] and not list(tmp_path.iterdir())
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    (tmp_path / "data" / "raw" / "glove.6B.300d.txt").touch()
+    command = ["papers", "build", "rf-tab1", "--dry-run", "--root", str(tmp_path), "--size"]
+    for size, items in (("paper", (3 + 3) * 6 * 3 + 2 * 6 * 3), ("smoke", (3 + 3) * 6 + 2 * 6)):
+        assert main([*command, size]) == 0
+        assert capsys.readouterr().out.startswith(f"{items} trainings (0 more have ended)")
+    assert trained == [] and [path.name for path in tmp_path.iterdir()] == ["data"]

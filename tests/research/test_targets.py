@@ -44,7 +44,7 @@ t:
     A: [90.5, [80, 0.5]]
     B: [80, null]
     C: [70, 60]
-    D: [60, 50]
+    D: [60.0, 50]
 """
 
 
@@ -60,7 +60,7 @@ def test_a_cell_has_mean_and_sample_deviation_and_what_the_paper_reports(tmp_pat
     built = made(tmp_path)
     assert built.table[:3] == [
         ["", "Near", "Far"],
-        ["A", "72.00 ± 2.00 (90.5)", "50.00 ± 35.36 (80)"],
+        ["A", "72.00 ± 2.00 (90.5)", "50.00 ± 35.36 (80 ± 0.5)"],
         ["B", "50.00 (80)", "12.35"],
     ]
     first, second = rows(built)[:2]
@@ -82,8 +82,8 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     )
     finals(paper(tmp_path, targets, REPORTED), "near", {"a": [0.5]})
     built = made(tmp_path)
-    assert built.table[1] == ["A", "50.0 (90.5)", "not run yet (80)", "not run at this size"]
-    assert built.table[4] == ["D", "- (60)", "- (50)", "-"]
+    assert built.table[1] == ["A", "50.0 (90.5)", "not run yet (80 ± 0.5)", "not run at this size"]
+    assert built.table[4] == ["D", "- (60.0)", "- (50)", "-"]
     assert built.missing == ("A, Far", "B, Near", "B, Far", "C, Near", "C, Far")
     assert built.words == ()
 
@@ -188,7 +188,7 @@ def test_a_leak_is_marked_and_not_ranked(tmp_path: Path) -> None:
         "90.00 (90.5)",
         "100.00 LEAK (80)",
         "70.00 (70)",
-        "60.00 (60)",
+        "60.00 (60.0)",
     ]
     assert [row["leak"] for row in rows(built)[:6:2]] == ["", LEAK["leak"], ""]
     assert (
@@ -211,7 +211,7 @@ def test_notes_on_the_data_stand_by_the_cells_that_they_are_about(tmp_path: Path
     run(tmp_path, "far", "a", 1, [0.5], notes=["500 users", DRAWN])
     run(tmp_path, "far", "b", 0, [0.5])
     built = made(tmp_path)
-    assert built.table[1][1:] == ["50.00 [1] (90.5)", "50.00 ± 0.00 [1] [2] (80)"]
+    assert built.table[1][1:] == ["50.00 [1] (90.5)", "50.00 ± 0.00 [1] [2] (80 ± 0.5)"]
     assert built.table[2][2] == "50.00"
     assert [row["notes"] for row in rows(built)[:2]] == [
         f"500 users; {DRAWN}",
@@ -426,7 +426,7 @@ def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_fir
     finals(paper(tmp_path, GAINS, printed), "near", {"a": [0.5], "c": [0.5]})
     finals(tmp_path, "far", {"a": [0.6], "b": [0.75], "c": [0.45]})
     built = made(tmp_path)
-    assert built.table[1][2] == "60.00 (80)\ngain +10.00 (-9.50)"
+    assert built.table[1][2] == "60.00 (80 ± 0.5)\ngain +10.00 (-9.50)"
     assert built.table[2] == ["B", "not run yet (80)", "75.00\ngain +25.00"], (
         "no number of the paper there"
     )

@@ -123,6 +123,23 @@ def table_of(name: str, frame: pd.DataFrame) -> Table:
     return Table(name, frame)
 
 
+def without_owners(
+    tables: Sequence[Table], column: str, owners: Sequence[str]
+) -> tuple[list[Table], Table]:
+    """(the tables without the rows of some owners, a table of these rows). UserError if a table is
+    then empty."""
+    import pandas as pd
+
+    is_apart = [texts_of(table, column).among(owners) >= 0 for table in tables]
+    others = []
+    for table, rows in zip(tables, is_apart, strict=True):
+        if rows.all():
+            raise UserError(f"{table.name}: each row is of an owner that takes no part")
+        others.append(table._replace(frame=table.frame[~rows].reset_index(drop=True)))
+    frames = [table.frame[rows] for table, rows in zip(tables, is_apart, strict=True)]
+    return others, tables[0]._replace(frame=pd.concat(frames, ignore_index=True))
+
+
 def columns_of(
     tables: Sequence[Table], key: str, columns: Columns, used: Mapping[str, str]
 ) -> list[str]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.core.errors import UserError, closest, shown
+from fedml_noniid.core.losses import IGNORED
 from fedml_noniid.core.options import Range
 from fedml_noniid.data.checks import refusal
 from fedml_noniid.data.dataset import Raw
@@ -287,6 +288,8 @@ def targets(
             )
         numbers.append(narrow)
     same = np.flatnonzero((numbers[0] == numbers[0][0]).all(0)).tolist()
+    if len(same) < len(names) and _are_tokens(numbers[0]):  # those of a prompt have no label
+        same = [t for t in same if numbers[0][0, t] != IGNORED]
     # Of several labels, one may be rare: a note says so.
     if len(same) == len(names) or (same and not are_labels(*numbers)):
         of = f" ({listed([names[t] for t in same])})" if len(names) > 1 else ""
@@ -295,11 +298,19 @@ def targets(
     return names, numbers
 
 
+def _are_tokens(y: Floats) -> bool:
+    """Whether targets are tokens of sequences, some of which don't count."""
+    ignored = y == IGNORED
+    return bool(ignored.any() and (ignored | ((y >= 0) & (y == y.round()))).all())
+
+
 def _of_targets(ys: Sequence[Floats], names: Sequence[str]) -> list[str]:
     """Notes on targets that a loss of squares learns badly, and on labels of nobody."""
     rare = [name for name, column in zip(names, ys[0].T, strict=True) if not column.any()]
     if are_labels(*ys):
         return [f"labels that no training sample has: {listed(rare)}"] if rare else []
+    if _are_tokens(ys[0]):
+        return []
     mean, deviation = ys[0].mean(0, dtype=np.float64), ys[0].std(0, dtype=np.float64)
     far = (abs(mean) > FAR) | (deviation > FAR)
     if not far.any():

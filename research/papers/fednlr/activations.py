@@ -14,7 +14,7 @@ from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.pipelines.reporting.text import as_csv
 from research.runs import Measured
-from research.targets import Built, Target
+from research.targets import Built, Target, as_printed
 
 NONE = -1  # stands for the class of a neuron that is bound to no class
 HEADER = ("seed", "neuron", "bound_to", "c1_before", "c2_before", "method", "c2_after")
@@ -81,7 +81,7 @@ def activations(target: Target, measured: Measured) -> Built:
     ]
     printed = [["", *map(str, (target.reported or {})["columns"])]]
     for title, values in (target.reported or {})["rows"].items():
-        printed.append([str(title), *("" if value is None else str(value) for value in values)])
+        printed.append([str(title), *("" if x is None else as_printed(x) for x in values)])
     files = {"csv": as_csv(HEADER, lines)}
     return Built(_table(drifts[0]), files, tuple(words), printed=printed)
 

@@ -1,5 +1,5 @@
-"""FedNLR's example 1 and figure 1 in numbers: two inputs, two hidden neurons (ReLU), two classes,
-no biases.
+"""FedNLR's example 1 (figure 1) in numbers: two inputs, two hidden neurons (ReLU), two classes, no
+biases.
 
 Client 1 has class 1, around (1, 1/3). Client 2 has class 2, around (1/3, 1). The learning rate is
 0.5. The paper gives the initial weights only in the drawing. The weights here give the eight values
@@ -13,17 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 
-from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
+from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
-from research.papers.pictures import panels, png
 from research.runs import Measured
-from research.targets import Built, Target
+from research.targets import Built, Target, as_printed
 
 LR = 0.5
-GOLD = "#E69F00"
 CENTRES: Values = np.array([[1, 1 / 3], [1 / 3, 1]])  # [class, input]
 
 
@@ -92,8 +89,8 @@ def example_network(target: Target, measured: Measured) -> Built:
         table.append(
             [
                 title,
-                f"{before:.3f} ({printed[0]:g})",
-                f"{after:.3f} ({printed[1]:g})",
+                f"{before:.3f} ({as_printed(printed[0])})",
+                f"{after:.3f} ({as_printed(printed[1])})",
                 f"{after - before:+.3f}",
                 f"{nlr:.3f}",
                 f"{nlr - before:+.3f}",
@@ -109,54 +106,4 @@ def example_network(target: Target, measured: Measured) -> Built:
         f"The neuron that is bound to class 2 changes by {down['FedAvg']:+.4f} with FedAvg and by "
         f"{down['FedNLR']:+.4f} with FedNLR.",
     )
-    after_both = {
-        "server": START,
-        "client 1, after its step": models["FedAvg"],
-        "client 2, after its step": trained(1),
-    }
-    figure, grid = panels(list(after_both), 3, size=(11, 3.6))
-    for axes, w in zip(grid, after_both.values(), strict=True):
-        _network(axes, w)
-    return Built(table, {"png": png(figure), "csv": as_csv(table[0], table[1:])}, words)
-
-
-def _network(axes: Axes, w: Weights) -> None:
-    """Draws inputs, hidden neurons and classes as circles.
-
-    Weights stand beside the lines. Arrows mark changes.
-    """
-    axes.set_axis_off()
-    axes.set_xlim(-0.3, 2.3)
-    axes.set_ylim(-0.45, 1.45)
-    for column, (now, start) in enumerate(zip(w, START, strict=True)):
-        for (to, of), value in np.ndenumerate(now):
-            axes.plot(
-                [column, column + 1], [1 - of, 1 - to], color="#999999", linewidth=1, zorder=1
-            )
-            moved = value - start[to, of]
-            arrow = "" if abs(moved) < 1e-9 else " ↑" if moved > 0 else " ↓"
-            share = 0.5 if to == of else 0.28
-            axes.text(
-                column + share,
-                (1 - of) + share * (of - to) + 0.05,
-                f"{value:.2f}{arrow}",
-                fontsize=8,
-                ha="center",
-                color={"": "black", " ↑": COLOURS[2], " ↓": COLOURS[1]}[arrow],
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
-                zorder=2,
-            )
-    names = (("x_1", "x_2"), ("h_1", "h_2"), ("class 1", "class 2"))
-    for column, pair in enumerate(names):
-        for row, name in enumerate(pair):
-            gold = (column, row) == (1, 1)
-            axes.scatter(
-                column,
-                1 - row,
-                s=1100,
-                color=GOLD if gold else "#dfe8f1",
-                edgecolor="#555555",
-                zorder=3,
-            )
-            axes.text(column, 1 - row, name, ha="center", va="center", fontsize=8, zorder=4)
-    axes.text(1, -0.4, "gold: bound to class 2", ha="center", fontsize=8)
+    return Built(table, {"csv": as_csv(table[0], table[1:])}, words)

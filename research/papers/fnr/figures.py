@@ -1,6 +1,7 @@
 """FNR-FL's figures that are no curves.
 
-Kinds: `noise_samples` (figure 1), `heat_maps` (figure 2), `refinement` (figure 5).
+Kinds: `heat_maps` (figure 2), `refinement` (figure 5). Figure 1 shows an image in noise; it has no
+result and is not here.
 """
 
 from __future__ import annotations
@@ -10,17 +11,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.stats import kendalltau
-from torch import Tensor
 
-from fedml_noniid.core.data import Samples
-from fedml_noniid.data import noise
-from fedml_noniid.data.dataset import Dataset
-from fedml_noniid.data.reading import Read
-from fedml_noniid.data.streams import key
 from fedml_noniid.data.types import Ints
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting import heatmap
@@ -32,63 +26,6 @@ from research.runs import ClientSamples, Measured
 from research.targets import Built, Target, nothing
 
 METHODS = ("fnr", "fnr_authors")  # which refine
-
-
-def noise_samples(target: Target, measured: Measured) -> Built:
-    """Figure 1: one test sample as a client sees it at several noise levels, by the code that
-    training reads with.
-
-    Keys: `study`: whose data; `deviations`: of the noise, where pixels are 0 to 1; `sample`: its
-    place in the test set.
-    """
-    study = measured.studies[target.spec["study"]]
-    path = measured.root / study.data_folder / f"{study.content['data']['name']}.safetensors"
-    if not path.is_file():
-        return Built((), {}, (), (f"the data of study {study.name}",))
-    data, place = Dataset.read(path), int(target.spec["sample"])
-    one = data.normalised("test")[place : place + 1]
-    levels = [float(sigma) for sigma in target.spec["deviations"]]
-    titles = [f"noise ~ Gau({sigma:g})" if sigma else "original" for sigma in levels]
-    figure, grid = panels(
-        [f"({letter}) {title}" for letter, title in zip("abcdefghij", titles, strict=False)], 3
-    )
-    lines: list[list[object]] = []
-    words = []
-    for axes, sigma in zip(grid, levels, strict=True):
-        shown = _on_scale(data, _noisy(data, one, sigma))
-        lines += [
-            [f"{sigma:g}", n, f"{value:.6f}"] for n, value in enumerate(shown.flatten().tolist())
-        ]
-        axes.imshow(
-            shown.clamp(0, 1)[0].permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1
-        )
-        axes.set_axis_off()
-        if sigma:
-            outside = 100 * ((shown < 0) | (shown > 1)).double().mean().item()
-            words.append(f"{outside:.0f} % at {sigma:g}")
-    name = data.classes[int(data.test_y[place])]
-    about = (
-        f"Test sample {place} of {data.name}, class {name}. Outside 0 to 1, and cut off "
-        f"here: {', '.join(words)}."
-    )
-    return Built(
-        (), {"png": png(figure), "csv": as_csv(["noise", "pixel", "value"], lines)}, (about,)
-    )
-
-
-def _noisy(data: Dataset, x: Tensor, sigma: float) -> Tensor:
-    """A sample [1, ...] with noise, as a client of deviation `sigma` reads it."""
-    std = noise.deviations("equal", sigma, 1, tuple(x.shape[1:]), data.scale)[0]
-    drawn = torch.tensor(key(0, "figure 1", round(1000 * sigma)))
-    one = torch.zeros(1, dtype=torch.int64)
-    return Read(drawn)(Samples(x, one, noise.for_client(std, x)), one, 0)
-
-
-def _on_scale(data: Dataset, x: Tensor) -> Tensor:
-    """Normalised samples on the scale on which images are 0 to 1."""
-    shape = (-1, *[1] * (x.ndim - 2))
-    mean, std = (torch.tensor(values).view(shape) for values in (data.mean, data.std))
-    return (x * std + mean) / data.unit
 
 
 def heat_maps(target: Target, measured: Measured) -> Built:

@@ -47,7 +47,7 @@ from fedml_noniid.plugins import registry
 from fedml_noniid.processes import loopback
 from tests.deploy import world
 from tests.deploy.federation_server import LONG, address
-from tests.recipe_table import ALONE
+from tests.recipe_table import DEPLOYED_ALONE
 from tests.walks import thinned
 
 QUORUM_OF_3 = {"quorum": 3, "gone_s": 0.2}
@@ -278,14 +278,14 @@ def agreed(recipe: str, methods: Mapping[str, object], data: Parts) -> settings.
     return settings.terms(made, recipe, network, data.public)
 
 
-@pytest.mark.parametrize("entry", thinned(ALONE, 2))
+@pytest.mark.parametrize("entry", thinned(DEPLOYED_ALONE, 2))
 def test_every_recipe_has_the_simulations_bits_or_is_refused(
     entry: str, kits: Path, tmp_path: Path
 ) -> None:
-    (recipe, methods), data = ALONE[entry], world.parts()
+    (recipe, methods), data = DEPLOYED_ALONE[entry], world.parts()
     algorithm = registry.build(recipe, methods, Setting(3, 3, n_public=len(data.public.y)))
-    tests_models = algorithm.needs.personal or algorithm.own_model is not None
-    if algorithm.needs.replies > Replies.SUMS or tests_models:
+    tests_models = algorithm.needs.personal or algorithm.own_models
+    if algorithm.needs.replies > Replies.SUMS or tests_models or algorithm.packing("train"):
         with pytest.raises(UserError, match=r"run with train_args.secure_sums: .* allowed: 0"):
             agreed(recipe, methods, data)
         return

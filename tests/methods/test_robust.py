@@ -1,0 +1,225 @@
+"""Rules against dishonest clients, against NumPy in float64, and what each promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedml_noniid.core.component import Replies, Reply, Server, Setting
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.core.randomness import fold, identity, uniform
+from fedml_noniid.core.task import Task
+from fedml_noniid.engines.plan import initial_model
+from fedml_noniid.plugins import registry
+from fedml_noniid.plugins.baselines.bucketing import Bucketing
+from tests import federation
+from tests.methods import softmax as hand
+from tests.methods.softmax import ENGINES, N_K, Array
+
+
+def krum(x: Array, f: int, m: int) -> Array:
+    squares = ((x[:, None] - x) ** 2).sum(2)
+    scores = [np.sort(np.delete(squares[k], k))[: len(x) - f - 2].sum() for k in range(len(x))]
+    return x[np.argsort(scores, kind="stable")[:m]].mean(0)
+
+
+def rfa(x: Array, alpha: Array, steps: int) -> Array:
+    z = alpha @ x
+    for _ in range(steps):
+        beta = alpha / np.maximum(1e-6, np.linalg.norm(x - z, axis=1))
+        z = beta @ x / beta.sum()
+    return z
+
+
+RULES: dict[str, tuple[str, dict[str, Any], Callable[[Array], Array]]] = {
+    "median": ("median", {}, lambda x: np.median(x, 0)),
+    "trimmed mean": ("trimmed_mean", {"beta": 0.34}, lambda x: np.sort(x, 0)[2:-2].mean(0)),
+    "krum": ("krum", {"f": 1}, lambda x: krum(x, 1, 1)),
+    "multi-krum": ("krum", {"f": 2, "m": 3}, lambda x: krum(x, 2, 3)),
+    "rfa": ("rfa", {}, lambda x: rfa(x, N_K, 3)),
+    "rfa alike": ("rfa", {"weights": "uniform", "R": 8}, lambda x: rfa(x, np.full(6, 1 / 6), 8)),
+}
+
+
+@pytest.mark.parametrize("on", ENGINES, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_two_rounds(rule: str, on: tuple[str, int]) -> None:
+    recipe, options, by_hand = RULES[rule]
+    simulation = hand.simulation(recipe, {recipe: options}, on)
+    w = hand.flat(simulation.loop.state.params)
+    for _ in range(2):
+        w = w + by_hand(hand.deltas(w))
+    np.testing.assert_allclose(hand.flat(simulation.run().params), w, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("on", ENGINES, ids=str)
+def test_three_rounds_of_centred_clipping(on: tuple[str, int]) -> None:
+    options = {"tau": 0.05, "beta": 0.6, "L": 2}
+    simulation = hand.simulation("centred_clipping", {"centred_clipping": options}, on, rounds=3)
+    w = hand.flat(simulation.loop.state.params)
+    v, m = 0 * w, hand.deltas(w)
+    for t in range(3):
+        m = m if t == 0 else 0.4 * hand.deltas(w) + 0.6 * m
+        for _ in range(2):
+            far = np.linalg.norm(m - v, axis=1, keepdims=True)
+            assert (far > 0.05).any(), "something is clipped"
+            v = v + ((m - v) * np.minimum(1, 0.05 / far)).mean(0)
+        w = w + v
+    np.testing.assert_allclose(hand.flat(simulation.run().params), w, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("on", ENGINES, ids=str)
+def test_a_median_of_buckets(on: tuple[str, int]) -> None:
+    """Three full buckets of two: the mean over copies is that over buckets."""
+    simulation = hand.simulation("bucketing+median", {}, on)
+    w = hand.flat(simulation.loop.state.params)
+    for t in (1, 2):
+        key = fold(simulation.loop._server(t, ()).keys, identity(Bucketing()))
+        draws = [float(uniform(fold(key, client), 1)) for client in range(6)]
+        pairs = np.argsort(draws).reshape(3, 2)
+        w = w + np.median(hand.deltas(w)[pairs].mean(1), 0)
+    np.testing.assert_allclose(hand.flat(simulation.run().params), w, rtol=1e-10, atol=1e-12)
+
+
+def test_a_client_that_is_missing_moves_no_other_to_another_place_of_the_shuffle() -> None:
+    """Draws go by client: the order of the others stays."""
+    server = _server(torch.randn(6, 4))
+    shuffled = [_buckets(server, clients) for clients in ((0, 1, 2, 3, 4, 5), (0, 1, 2, 4, 5))]
+    assert [client for client in shuffled[0] if client != 3] == shuffled[1]
+
+
+def _buckets(server: Server, clients: tuple[int, ...]) -> list[int]:
+    """The clients in the order of the shuffle: of s = 2 in a row of distinct numbers, a bucket's
+    mean names its clients."""
+    x = torch.tensor([[2.0**client] for client in clients])
+    part = replace(server.replies, clients=clients, deltas={"w": x}, buffers={})
+    means = Bucketing(s=2).refine(replace(server, replies=part)).deltas["w"].flatten()
+    key, sizes = server.key, {}
+    order = sorted(clients, key=lambda client: float(uniform(fold(key, client), 1)))
+    for i, client in enumerate(order):
+        sizes.setdefault(i // 2, []).append(2.0**client)
+    expected = [np.mean(sizes[order.index(client) // 2]) for client in clients]
+    np.testing.assert_allclose(means.numpy(), expected)
+    return order
+
+
+def _server(x: torch.Tensor, statistics: torch.Tensor | None = None) -> Server:
+    """A server with updates [M, P], and running statistics [M, Q] whose old value is 1."""
+    m, nothing = len(x), torch.zeros(len(x))
+    old = {} if statistics is None else {"var": torch.ones(statistics.shape[1])}
+    new = {} if statistics is None else {"var": statistics}
+    ones = torch.ones(m)
+    reply = Reply(tuple(range(m)), {"w": x}, new, {}, ones, ones, nothing)
+    w = {"w": torch.zeros(x.shape[1])}
+    state = {"v": w}
+    omega = torch.ones(m, dtype=torch.float64)
+    task: Task = None  # type: ignore[assignment]  # no rule reads it
+    keys = torch.tensor(7)
+    more = {"state": state, "start": w, "replies": reply, "omega": omega, "keys": keys}
+    return Server(task, w, old, 1, m, **more)
+
+
+ROBUST = {
+    "median": {},
+    "trimmed_mean": {"beta": 0.3},
+    "krum": {"f": 3},
+    "rfa": {"R": 50},
+    "centred_clipping": {},
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_f_of_n_arbitrary_clients_move_a_rule_by_a_bounded_way(name: str) -> None:
+    """3 of 11 clients send the largest numbers there are, in the update or in running statistics.
+    The result stays near the honest clients'; their mean goes away."""
+    rule, rng = registry.method(name)(**ROBUST[name]), torch.Generator().manual_seed(0)
+    x, var = (torch.randn(11, 5, generator=rng).double() for _ in range(2))
+    for size in (1e3, 1e9, 1e15):
+        for lies_in in ("w", "var"):
+            leaves = {"w": x.clone(), "var": 1 + var.abs()}
+            leaves[lies_in][[1, 4, 9]] = size
+            result = rule.average(_server(leaves["w"], leaves["var"]))
+            assert result.keys() == {"w", "var"}
+            for key, leaf in result.items():
+                assert leaf.abs().max() < 4, (key, lies_in, size)
+            assert leaves[lies_in].mean(0).min() > 100
+
+
+@pytest.mark.parametrize("name", [*ROBUST, "bucketing"])
+def test_the_order_of_clients_does_not_matter(name: str) -> None:
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).double()
+    rule, order = registry.method(name)(**ROBUST.get(name, {})), [3, 6, 0, 5, 1, 4, 2]
+    server = _server(x)
+    if name == "bucketing":  # draws go by the client's number, so these move with the rows
+        moved = replace(server.replies, clients=tuple(order), deltas={"w": x[order]})
+        a, b = (rule.refine(replace(server, replies=r)) for r in (server.replies, moved))
+        torch.testing.assert_close(b.deltas["w"], a.deltas["w"][order])
+    else:
+        a, b = rule.average(server), rule.average(_server(x[order]))
+        torch.testing.assert_close(b["w"], a["w"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*ROBUST, "rfa"])
+def test_running_statistics_go_through_the_rule(name: str) -> None:
+    """In a run, the next statistics are the rule's, and no weighted mean; no variance is
+    negative."""
+    options = {name: ROBUST[name] | {"krum": {"f": 1}}.get(name, {})}
+    run = federation.simulation(name, options, batch_norm=True, cohort=6, rounds=1)
+    assert run.loop.state.buffers.keys() > set()
+    seen: list[Reply] = []
+    real = run.engine.answer
+    run.engine.answer = lambda ask, t: seen.append(real(ask, t)) or seen[-1]  # type: ignore
+    out = run.run()
+    if name in ("median", "trimmed_mean"):
+        reply = next(r for r in seen if r.deltas)
+        key = next(key for key in out.buffers if key.endswith("var"))
+        rows = np.sort(reply.buffers[key].numpy(), 0)
+        expected = np.median(rows, 0) if name == "median" else rows[1:-1].mean(0)
+        np.testing.assert_allclose(out.buffers[key].numpy(), expected, rtol=1e-6)
+    assert all((leaf >= 0).all() for key, leaf in out.buffers.items() if key.endswith("var"))
+    initial = initial_model(federation.network(True), 3, federation.federation().train.x)[1]
+    assert any(not torch.equal(out.buffers[key], initial[key]) for key in initial)
+
+
+@pytest.mark.parametrize("name", [*ROBUST, "bucketing"])
+def test_it_needs_models_so_secure_sums_are_refused(name: str) -> None:
+    assert registry.method(name)().needs.replies == Replies.MODELS
+
+
+REFUSED = [
+    ("krum", {"f": 4}, 6, "f of at most the clients in a round - 3"),
+    ("krum", {"f": 1, "m": 6}, 6, "m of at most these - f"),
+    ("krum", {}, 3, "'krum': f = 1, m = 1 of 3 clients"),
+    ("trimmed_mean", {}, 4, "trims nobody"),
+    ("bucketing", {"s": 6}, 6, "into one bucket"),
+    ("median+ccn", {}, 6, "both own the clients' weights"),
+    ("median+fednova", {}, 6, "both own the clients' average"),
+    ("centred_clipping+dpfedavg", {}, 6, "takes more of a client than its bounded update"),
+    ("bucketing+fnr", {}, 6, "both own the refinement"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "options", "cohort", "words"), REFUSED)
+def test_what_makes_no_sense_is_refused(
+    recipe: str, options: dict[str, Any], cohort: int, words: str
+) -> None:
+    settings = {recipe: options} if options else {}
+    with pytest.raises(RecipeError, match=words):
+        registry.build(recipe, settings, Setting(cohort, cohort, n_public=15))
+
+
+def test_a_median_leaves_scaffold_and_the_servers_momentum_what_they_are(engine: str) -> None:
+    """One FedAvgM step on the median: w + server_lr (beta v + median)."""
+    options = {"fedavgm": {"beta": 0.5}}
+    simulation = hand.simulation("fedavgm+median", options, (engine, 1), rounds=2)
+    w = hand.flat(simulation.loop.state.params)
+    v = 0 * w
+    for _ in range(2):
+        v = 0.5 * v + np.median(hand.deltas(w), 0)
+        w = w + v
+    np.testing.assert_allclose(hand.flat(simulation.run().params), w, rtol=1e-10, atol=1e-12)
