@@ -310,6 +310,7 @@ def test_every_check_of_the_module_is_of_the_suite_or_a_walk() -> None:
 def test_silos_are_not_tried_with_a_method_that_refuses_three_of_them(
     method: str, settings: dict[str, object], why: str
 ) -> None:
+    pytest.importorskip("yaml", reason="of the extra [silo]")
     for name in ("wire", "silos-pair"):
         with pytest.raises(NotTriedError, match=why):
             CHECKS[name].run(Case(method, settings))

@@ -10,12 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 
 import fedml_noniid as nd
 from fedml_noniid.api import leaving_out
 from fedml_noniid.api.leaving_out import ALONE, FewShot
-from fedml_noniid.cli import app
 
 QUIET: dict[str, Any] = {"rounds": 3, "lr": 1.0, "progress": False, "model": "logistic_regression"}
 FEW: dict[str, Any] = {"shots": [4, 12, 400], "draws": 2, "steps": 8}
@@ -220,6 +218,11 @@ def test_a_folder_keeps_the_runs_of_each_site(
 def test_the_command_leaves_out_the_sites_of_params_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("typer", reason="of the extra [pipeline]")
+    import yaml
+
+    from fedml_noniid.cli import app
+
     monkeypatch.setattr(leaving_out, "RATES", (0.1,))
     recipes = {"pull": {"recipe": "fedprox", "fedprox": {"mu": 0.5}}}
     source = {"name": "table", "root": ".", "file": "wards.csv", "label": "ill", "owner": "ward"}
