@@ -84,7 +84,7 @@ def test_the_table_pairs_seeds_on_a_logarithmic_scale() -> None:
 def test_runs_without_a_clock_have_no_table() -> None:
     plain = run("a", 0, rising(10.5))
     for row in plain.rows:
-        del row["clock_s"]  # type: ignore[attr-defined]
+        del row["clock_s"]  # type: ignore[attr-defined]  # a dict, typed as a Mapping
     assert clock.read([plain]) == {} and clock.table({}, ACCURACY) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_the_regulariser_of_fnr_has_no_gradient() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(VECTORS, st.randoms(use_true_random=False))
-def test_proposition_1_of_fednnnn_holds(deltas: np.ndarray, draw) -> None:  # type: ignore[no-untyped-def, type-arg]  # hypothesis has no type for it
+def test_proposition_1_of_fednnnn_holds(deltas: hand.Array, draw: Random) -> None:
     """N <= E for all weights of at least 0 that sum to 1."""
     p = np.array([draw.random() + 1e-9 for _ in deltas])
     p /= p.sum()
@@ -160,7 +161,7 @@ def test_lemma_4_of_fednlr_holds_for_its_own_rates(
     assert min(rate.min() for rate in rates) >= lower * (1 - 1e-9)
 
 
-def sum_to_one(h: np.ndarray, mu: float) -> np.ndarray:  # type: ignore[type-arg]
+def sum_to_one(h: hand.Array, mu: float) -> hand.Array:
     """q_l (eq. 15) with T_l by eq. 16; equal where all activations are."""
     spread = h.max() - h.min()
     q = np.exp((h - h.max()) / spread * np.log(mu)) if spread > 0 else np.ones(len(h))
@@ -210,10 +211,10 @@ def test_theorem_2_of_fednlr_in_numbers() -> None:
 
 
 def reductions(
-    w1: np.ndarray,  # type: ignore[type-arg]
-    w2: np.ndarray,  # type: ignore[type-arg]
-    x_c: np.ndarray,  # type: ignore[type-arg]
-    x_k: np.ndarray,  # type: ignore[type-arg]
+    w1: hand.Array,
+    w2: hand.Array,
+    x_c: hand.Array,
+    x_k: hand.Array,
     eta: float,
 ) -> tuple[float, float]:
     """Delta h_(1,0) on `x_c` after one step on `x_k`, all of class 1: by the theorem's formula, and
@@ -241,14 +242,14 @@ MEANS = np.array([hand.X[samples].mean(0) for samples in hand.CLIENTS])
 FIRST = 8 * 5.0 / convex.DECAY  # gamma = 8 L / mu, with L = 5
 
 
-def local_gradient(w: np.ndarray, k: int) -> np.ndarray:  # type: ignore[type-arg]
+def local_gradient(w: hand.Array, k: int) -> hand.Array:
     """Of f_k at W, [2, 2]."""
     x, y = hand.X[hand.CLIENTS[k]], hand.Y[hand.CLIENTS[k]]
     pull = (hand.softmax(x @ w.T @ V.T) - np.eye(2)[y]) / len(y)
     return np.asarray((pull @ V).T @ x + convex.DECAY * w)
 
 
-def objective(w: np.ndarray, lam: float) -> float:  # type: ignore[type-arg]
+def objective(w: hand.Array, lam: float) -> float:
     """F of eq. 3 with r_k of eq. 5."""
     total = 0.0
     for k, samples in enumerate(hand.CLIENTS):
