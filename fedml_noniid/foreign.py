@@ -19,7 +19,7 @@ from importlib import metadata
 
 from fedml_noniid.core.component import Component
 from fedml_noniid.core.errors import UserError, shown
-from fedml_noniid.core.randomness import identity
+from fedml_noniid.core.randomness import identity, inherited
 from fedml_noniid.own_code import is_path, latest, load, note, package_of, split_path
 
 GROUP = "fedml_noniid.methods"  # of entry points: a method's name -> its class
@@ -136,9 +136,7 @@ def _refuse_taken(what: str, kind: type[Component], name: str, ours: Methods) ->
             )
     number = identity(kind())
     for taken in (*ours.values(), *_known.values()):
-        related = (
-            issubclass(kind, taken) or issubclass(taken, kind) or _place(taken) == _place(kind)
-        )
+        related = _place(inherited(taken)) == _place(inherited(kind))
         if not related and identity(taken()) == number:
             raise UserError(
                 f"{what}: the name of its class, {kind.__name__}, is taken by method "
