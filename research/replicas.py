@@ -1,4 +1,5 @@
-"""Makes the authors' code of two papers known as methods: FNR-FL's, rFedAvg's and rFedAvg+'s.
+"""Makes what others' code does known as methods: FNR-FL's, rFedAvg's and rFedAvg+'s authors', and
+the SCAFFOLD of three benchmarks.
 
 Each file of `research/methods` is a module of its own, as a user's method is. So a result depends
 on this file and on what it imports, and on no other file of research.
@@ -16,6 +17,8 @@ CLASSES = {
     "fnr_authors": "fnr_authors:FNRAuthors",
     "rfedavg_authors": "rfedavg_authors:RFedAvgAuthors",
     "rfedavg_plus_authors": "rfedavg_authors:RFedAvgPlusAuthors",
+    "scaffold_authors": "niid_bench:ScaffoldAuthors",
+    "scaffold_fedbench": "niid_bench:ScaffoldFedBench",
 }
 
 

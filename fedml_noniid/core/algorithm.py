@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedml_noniid.core.component import (
     BODY,
@@ -73,6 +74,7 @@ class RoundResult(NamedTuple):
     evaluated: Params | None  # None: the model that is sent
     metrics: Tree  # by component
     trained: Params  # w_k - w_t of local training, [M, ...]
+    weights: Tensor  # q_k of the clients in the average, [M] float64
 
 
 NO_REPLIES = "the clients' answers are hidden by noise in their sum; server.update has it"
@@ -290,7 +292,7 @@ class Algorithm:
         slices, _ = yield from self._survey(now, slices)
         metrics = {c: step.metrics for c, step in steps.items()}
         return RoundResult(
-            State(now.params, now.buffers, slices), evaluated, _named(metrics), trained
+            State(now.params, now.buffers, slices), evaluated, _named(metrics), trained, weights
         )
 
     def models(self, slices: Tree) -> Tree:

@@ -208,7 +208,7 @@ class Recording(Callback):
         }
         numbers_of_round: dict[str, Tensor | float] = {
             "local_loss": end.reply.loss.mean(),
-            **self._lengths(trained, moved),
+            **self._lengths(trained, end.done.weights, moved),
         }
         metrics: dict[str, Tensor] = {
             key: leaf.detach() for key, leaf in flatten(end.done.metrics).items()
@@ -241,27 +241,27 @@ class Recording(Callback):
     def restore(self, state: dict[str, Any]) -> None:
         self.meter.restore(self._run.state.params, state)
 
-    def _lengths(self, deltas: Params, moved: Params) -> dict[str, Tensor | float]:
-        """FedNNNN's E, N and room for the integral of N; by group of layers if the model has more
-        than one.
+    def _lengths(self, deltas: Params, weights: Tensor, moved: Params) -> dict[str, Tensor | float]:
+        """FedNNNN's E (eqs. 5, 25), N (eq. 24) and room for the integral of N; by group of layers
+        if the model has more than one.
 
-        E weighs clients alike, as in eq. 5 with q_k = 1/m, also where the average goes by size.
-
-        `moved`: the norms of the server's update by parameter, [1].
+        `weights`: q_k of the clients in the average, [M]; `moved`: the norms of the server's update
+        by parameter, [1].
         """
         if not deltas:  # no model is averaged
             lengths = ("update_norm_client", "update_norm_server", "update_norm_server_sum")
             return dict.fromkeys(lengths, 0.0)
         norms = {key: leaf_row_norms(leaf) for key, leaf in deltas.items()}
         columns: dict[str, Tensor | float] = {
-            "update_norm_client": together(list(norms.values())).mean()
+            "update_norm_client": weights @ together(list(norms.values())).to(weights.dtype)
         }
         columns |= {
             "update_norm_server": together(list(moved.values())).sum(),
             "update_norm_server_sum": math.nan,
         }
         for group, names in self._groups.items():
-            columns[f"update_norm_client_{group}"] = together([norms[key] for key in names]).mean()
+            of_group = together([norms[key] for key in names]).to(weights.dtype)
+            columns[f"update_norm_client_{group}"] = weights @ of_group
             columns[f"update_norm_server_{group}"] = together([moved[key] for key in names]).sum()
         return columns
 

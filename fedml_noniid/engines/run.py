@@ -370,6 +370,8 @@ def _without_scratch(done: RoundResult) -> RoundResult:
         "metrics": done.metrics,
     }
     kept = unaliased(trees, done.trained)
-    return RoundResult(
-        State(**kept["state"]), kept["evaluated"] or None, kept["metrics"], done.trained
+    return done._replace(
+        state=State(**kept["state"]),
+        evaluated=kept["evaluated"] or None,
+        metrics=kept["metrics"],
     )

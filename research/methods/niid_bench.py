@@ -23,6 +23,7 @@ from fedml_noniid.core.component import (
     Change,
     Client,
     Exclusive,
+    Needs,
     Server,
     Setting,
     Trace,
@@ -163,11 +164,12 @@ class ScaffoldFedBench(ScaffoldAuthors):
     """SCAFFOLD as in FedBench 0.1.3: c_i is 0 in every round, and c moves by the mean of
     (y_i - x) / (K eta), the opposite of algorithm 1.
 
-    Then c is always minus the mean gradient of the last round, so a round takes back the step of
-    the round before it: x_t = x_0 - K eta g_t for clients with equally many steps K.
+    Then c adds up all moves of the server: c = (x_t - x_0) / (K eta), for clients with equally many
+    steps K. A round's corrections together lead back to x_0.
     """
 
     name: ClassVar[str] = "scaffold_fedbench"
+    needs: ClassVar[Needs] = Needs(steps=True)
 
     def init_client(self, client: Client) -> Tree:
         """Nothing is kept."""

@@ -1,0 +1,129 @@
+"""The partition of NIID-Bench and Flower, and SCAFFOLD as these and FedBench have it, against
+arithmetic by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedml_noniid.core.options import RecipeError
+from fedml_noniid.own_code import function_of
+from tests.methods import by_hand as hand
+from tests.methods.conftest import engine as engine
+
+MOMENTUM = 0.9
+LABELS = np.repeat(np.arange(10), 5000)
+
+
+@pytest.mark.parametrize(
+    ("generator", "draw", "sizes", "first"),
+    [
+        ("flower", 42, [1785, 5453, 5426, 5263, 7013, 5062, 5051, 6092, 5142, 3713], 60),
+        ("niid_bench", 0, [5307, 3688, 4435, 5047, 5189, 3803, 5202, 4325, 8078, 4926], None),
+        ("niid_bench", 1, [5936, 4204, 5805, 5297, 4988, 5343, 7495, 5158, 1980, 3794], None),
+    ],
+)
+def test_the_counts_are_those_of_the_codes(
+    generator: str, draw: int, sizes: list[int], first: int | None
+) -> None:
+    """The sizes are of a script of its own, which counts and holds no sample."""
+    dirichlet = function_of("partition", "niid_bench:dirichlet", {})
+    parts = dirichlet(LABELS, 10, generator=generator, draw=draw)
+    assert [len(part) for part in parts] == sizes
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    if first is not None:
+        assert (LABELS[parts[0]] == 0).sum() == first
+
+
+def test_the_network_has_the_weights_that_the_papers_code_counts() -> None:
+    net = function_of("model", "niid_bench:LeNet", {})
+    for shape, expected in (((3, 32, 32), 62_006), ((1, 28, 28), 44_426)):
+        one = net(10, shape)
+        assert sum(leaf.numel() for leaf in one.parameters()) == expected
+        assert one(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+class Reference:
+    """Algorithm 1 with option II, whose correction is a step behind that of SGD with momentum."""
+
+    def __init__(self, start: str, divisor: str) -> None:
+        self.w, self.divisor = hand.W0, divisor
+        first = hand.W0 if start == "network" else hand.zeros()
+        self.c, self.c_i = first, [first] * 3
+
+    def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
+        steps = len(batches[0])  # of all the client's samples, so their order does not matter
+        trained, changes = [], []
+        for i in cohort:
+            y, v = self.w, hand.zeros()
+            for _ in range(steps):
+                g = hand.gradient(y, hand.X[hand.CLIENTS[i]], hand.Y[hand.CLIENTS[i]])
+                v = hand.each(lambda v, g: MOMENTUM * v + g, v, g)
+                y = hand.each(
+                    lambda y, v, c, c_i: y - hand.LR * v - hand.LR * (c - c_i),
+                    y, v, self.c, self.c_i[i],
+                )  # fmt: skip
+            new = hand.each(
+                lambda c_i, c, x, y: c_i - c + (x - y) / (steps * hand.LR),
+                self.c_i[i], self.c, self.w, y,
+            )  # fmt: skip
+            changes.append(hand.each(np.subtract, new, self.c_i[i]))
+            trained.append(y)
+            self.c_i[i] = new
+        total = hand.average([1.0] * len(cohort), changes)
+        n = 3 if self.divisor == "clients" else len(cohort)
+        self.c = hand.each(lambda c, d: c + d / n, self.c, total)
+        self.w = hand.average(hand.shares(cohort), trained)
+
+
+@pytest.mark.parametrize("cohort", [2, 3])
+@pytest.mark.parametrize("start", ["zero", "network"])
+@pytest.mark.parametrize("divisor", ["clients", "cohort"])
+def test_scaffold_with_momentum(start: str, divisor: str, cohort: int, engine: str) -> None:
+    settings = {"scaffold_authors": {"start": start, "divisor": divisor}}
+    options = {"rounds": 3, "cohort": cohort, "momentum": MOMENTUM}
+    ran = hand.run("scaffold_authors", settings, engine=engine, **options)
+    reference = Reference(start, divisor)
+    ran.replay(reference)
+    hand.same(ran.outcome.params, reference.w)
+
+
+def test_a_start_at_random_cancels_only_where_all_take_part() -> None:
+    """With all clients every c_i is new after round 1; with two of three the start stays."""
+    for cohort, is_same in ((3, True), (2, False)):
+        ends = [
+            hand.run(
+                "scaffold_authors",
+                {"scaffold_authors": {"start": start}},
+                rounds=3,
+                cohort=cohort,
+                momentum=MOMENTUM,
+            ).outcome.params
+            for start in ("zero", "network")
+        ]
+        assert is_same is all(
+            torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+            for a, b in zip(*(end.values() for end in ends), strict=True)
+        )
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_fedbenchs_c_points_back_to_the_first_model(rounds: int, engine: str) -> None:
+    """c = (x_t - x_0) / (K eta): a round's corrections together lead back to x_0."""
+    ran = hand.run("scaffold_fedbench", engine=engine, rounds=rounds, momentum=MOMENTUM)
+    c = ran.state("scaffold_fedbench")["c"]
+    for name, leaf in ran.outcome.params.items():
+        expected = (leaf.numpy() - hand.W0[name]) / (2 * hand.LR)
+        np.testing.assert_allclose(c[name].numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_another_optimiser_is_refused() -> None:
+    with pytest.raises(RecipeError, match="scaffold_authors: optimizer = 'adam'; allowed: sgd"):
+        hand.run("scaffold_authors", optimizer="adam")
+
+
+def test_two_methods_may_inherit_the_same_one() -> None:
+    """`scaffold_i` and this one are both variants of `scaffold`."""
+    hand.run("scaffold_authors", rounds=1)
+    hand.run("scaffold_i", rounds=1)
