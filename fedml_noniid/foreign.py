@@ -19,7 +19,7 @@ from importlib import metadata
 
 from fedml_noniid.core.component import Component
 from fedml_noniid.core.errors import UserError, shown
-from fedml_noniid.core.randomness import identity, inherited
+from fedml_noniid.core.randomness import identity
 from fedml_noniid.own_code import is_path, latest, load, note, package_of, split_path
 
 GROUP = "fedml_noniid.methods"  # of entry points: a method's name -> its class
@@ -135,8 +135,11 @@ def _refuse_taken(what: str, kind: type[Component], name: str, ours: Methods) ->
                 f"{what}: the name {name!r} is taken by package {_package(point)}; choose another"
             )
     number = identity(kind())
-    for taken in (*ours.values(), *_known.values()):
-        related = _place(inherited(taken)) == _place(inherited(kind))
+    methods = (*ours.values(), *_known.values())
+    for taken in methods:
+        related = _place(taken) == _place(kind) or any(
+            issubclass(kind, base) and issubclass(taken, base) for base in (kind, *methods)
+        )
         if not related and identity(taken()) == number:
             raise UserError(
                 f"{what}: the name of its class, {kind.__name__}, is taken by method "

@@ -59,12 +59,8 @@ def identity(component: object) -> int:
     A variant has the number of the method that it inherits. The two then differ only in what the
     variant changes.
     """
-    return zlib.crc32(inherited(type(component)).__name__.encode())
-
-
-def inherited(kind: type) -> type:
-    """The method that a variant inherits; a method that is no variant itself."""
-    return ([base for base in kind.__mro__ if vars(base).get("name")] or [kind])[-1]
+    methods = [kind for kind in type(component).__mro__ if vars(kind).get("name")]
+    return zlib.crc32((methods or [type(component)])[-1].__name__.encode())
 
 
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

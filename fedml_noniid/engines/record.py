@@ -260,8 +260,9 @@ class Recording(Callback):
             "update_norm_server_sum": math.nan,
         }
         for group, names in self._groups.items():
-            of_group = together([norms[key] for key in names]).to(weights.dtype)
-            columns[f"update_norm_client_{group}"] = weights @ of_group
+            columns[f"update_norm_client_{group}"] = weights @ together(
+                [norms[key] for key in names]
+            ).to(weights.dtype)
             columns[f"update_norm_server_{group}"] = together([moved[key] for key in names]).sum()
         return columns
 

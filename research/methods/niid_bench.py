@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedml_noniid.core.component import (
     Answer,
@@ -33,38 +32,34 @@ from fedml_noniid.core.optimizers import Optimizer
 from fedml_noniid.core.options import NonNegative, RecipeError
 from fedml_noniid.core.sums import weighted_mean
 from fedml_noniid.core.trees import Params, Tree, add, scale, sub, tree_map, zeros_like
+from fedml_noniid.data.types import Ints
 from fedml_noniid.plugins.baselines.scaffold import Scaffold
 
 
-class LeNet(nn.Module):
+class LeNet(nn.Sequential):
     """Their `simple-cnn`: conv5 6, ReLU, pool, conv5 16, ReLU, pool, 120, ReLU, 84, ReLU, classes.
 
-    62,006 parameters on CIFAR-10, 44,426 on MNIST.
+    62,006 parameters on CIFAR-10, 44,426 on MNIST. [B, depth, side, side] -> logits [B, n_classes].
     """
 
     def __init__(self, n_classes: int, input_shape: Sequence[int]) -> None:
-        super().__init__()
         depth, side, _ = input_shape
-        self.conv1, self.conv2 = nn.Conv2d(depth, 6, 5), nn.Conv2d(6, 16, 5)
-        self.pool = nn.MaxPool2d(2, 2)
-        self.fc1 = nn.Linear(16 * ((side - 4) // 4 - 2) ** 2, 120)
-        self.fc2, self.fc3 = nn.Linear(120, 84), nn.Linear(84, n_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, depth, side, side] -> logits [B, n_classes]."""
-        x = self.pool(torch.relu(self.conv1(x)))
-        x = self.pool(torch.relu(self.conv2(x))).flatten(1)
-        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x)))))
+        super().__init__(
+            *(nn.Conv2d(depth, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+            *(nn.Linear(16 * ((side - 12) // 4) ** 2, 120), nn.ReLU()),
+            *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, n_classes)),
+        )
 
 
 def dirichlet(
-    labels: np.ndarray,
+    labels: Ints,
     n_clients: int,
     *,
     generator: Literal["niid_bench", "flower"],
     draw: int,
     alpha: float = 0.5,
-) -> list[np.ndarray]:
+) -> list[Ints]:
     """The very numbers of samples per client and class that their code draws with the seed `draw`.
 
     NIID-Bench draws from NumPy's old generator, Flower and FedBench from its new one. Which sample
@@ -131,32 +126,26 @@ class ScaffoldAuthors(Scaffold):
     def optimizer(self, configured: Optimizer) -> Optimizer:
         return Corrected(configured.lr, configured.momentum, configured.weight_decay, self.clip)
 
-    def first(self, params: Params) -> Params:
-        """The control variates before the first round; `params` is w_0."""
-        return params if self.start == "network" else zeros_like(params)
-
     def init_server(self, server: Server) -> Tree:
-        return {"c": self.first(server.params)}
+        return {"c": scale(float(self.start == "network"), server.params)}
 
     def init_client(self, client: Client) -> Tree:
-        return {"c_i": self.first(client.params)}
+        return {"c_i": scale(float(self.start == "network"), client.params)}
 
-    def gradient_term(self, w: Params, client: Client) -> None:
+    # The hook allows None; SCAFFOLD promises a tree.
+    def gradient_term(self, w: Params, client: Client) -> None:  # type: ignore[override]
         """Nothing: the optimiser has the correction."""
 
-    def correction(self, client: Client) -> Params:
-        """c - c_i."""
-        return sub(client.shared["c"], client.memory["c_i"])
-
     def warm_start(self, client: Client) -> Tree:
-        return {"v": zeros_like(client.params), "correction": self.correction(client)}
+        """v = 0; the correction c - c_i."""
+        correction = sub(client.shared["c"], client.memory["c_i"])
+        return {"v": zeros_like(client.params), "correction": correction}
 
     def step(self, server: Server) -> Change:
-        c = super().step(server).state["c"]
-        if self.divisor == "cohort":
-            dc = weighted_mean(None, server.replies.upload["dc"])
-            c = add(server.state["c"], dc)
-        return Change({"c": c})
+        """c <- c + sum of c_i+ - c_i over the cohort, divided by N or by the cohort."""
+        n = len(server.replies.clients) if self.divisor == "cohort" else server.n_clients
+        dc = weighted_mean(None, server.replies.upload["dc"])
+        return Change({"c": add(server.state["c"], scale(len(server.replies.clients) / n, dc))})
 
 
 @dataclass(frozen=True)
@@ -171,18 +160,11 @@ class ScaffoldFedBench(ScaffoldAuthors):
     name: ClassVar[str] = "scaffold_fedbench"
     needs: ClassVar[Needs] = Needs(steps=True)
 
-    def init_client(self, client: Client) -> Tree:
-        """Nothing is kept."""
-        return {}
-
-    def correction(self, client: Client) -> Params:
-        """c."""
-        return client.shared["c"]
-
     def report(self, trace: Trace, client: Client) -> Answer:
-        """(y_i - x) / (K eta)."""
+        """(y_i - x) / (K eta); c_i stays 0."""
         k_eta = trace.steps.clamp(min=1) * client.task.lr
-        return Answer({"dc": scale(1 / k_eta, sub(trace.params, client.params))})
+        dc = scale(1 / k_eta, sub(trace.params, client.params))
+        return Answer({"dc": dc}, client.memory)
 
     def step(self, server: Server) -> Change:
         dc = weighted_mean(server.omega, server.replies.upload["dc"])

@@ -57,20 +57,15 @@ class Reference:
         trained, changes = [], []
         for i in cohort:
             y, v = self.w, hand.zeros()
+            correction = hand.each(np.subtract, self.c, self.c_i[i])
             for _ in range(steps):
                 g = hand.gradient(y, hand.X[hand.CLIENTS[i]], hand.Y[hand.CLIENTS[i]])
                 v = hand.each(lambda v, g: MOMENTUM * v + g, v, g)
-                y = hand.each(
-                    lambda y, v, c, c_i: y - hand.LR * v - hand.LR * (c - c_i),
-                    y, v, self.c, self.c_i[i],
-                )  # fmt: skip
-            new = hand.each(
-                lambda c_i, c, x, y: c_i - c + (x - y) / (steps * hand.LR),
-                self.c_i[i], self.c, self.w, y,
-            )  # fmt: skip
-            changes.append(hand.each(np.subtract, new, self.c_i[i]))
+                y = hand.each(lambda y, v, b: y - hand.LR * (v + b), y, v, correction)
+            mean = hand.each(lambda x, y: (x - y) / (steps * hand.LR), self.w, y)
+            changes.append(hand.each(np.subtract, mean, self.c))  # c_i+ - c_i
+            self.c_i[i] = hand.each(np.add, self.c_i[i], changes[-1])
             trained.append(y)
-            self.c_i[i] = new
         total = hand.average([1.0] * len(cohort), changes)
         n = 3 if self.divisor == "clients" else len(cohort)
         self.c = hand.each(lambda c, d: c + d / n, self.c, total)
