@@ -3,16 +3,21 @@ arithmetic by hand."""
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from fedml_noniid.core.options import RecipeError
+from fedml_noniid.data.partitions.assigning import dirichlet_counts
 from fedml_noniid.own_code import function_of
 from tests.methods import by_hand as hand
 from tests.methods.conftest import engine as engine
 
 MOMENTUM = 0.9
+RESULTS = Path(__file__).resolve().parents[2] / "research" / "results"
 LABELS = np.repeat(np.arange(10), 5000)
 
 
@@ -34,6 +39,39 @@ def test_the_counts_are_those_of_the_codes(
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
     if first is not None:
         assert (LABELS[parts[0]] == 0).sum() == first
+
+
+def effective_classes(counts: hand.Array) -> hand.Array:
+    """[..., C, N] -> [...]: exp(entropy of a client's classes), averaged over samples."""
+    sizes = counts.sum(-2, keepdims=True)
+    p = counts / sizes
+    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-2)
+    mean: hand.Array = (np.exp(entropy) * sizes[..., 0, :]).sum(-1) / counts.sum((-1, -2))
+    return mean
+
+
+def test_the_draws_on_the_page() -> None:
+    """niid-bench.md: Flower's is among the most skewed hundredth."""
+    with (RESULTS / "niid-bench-draws.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    sizes, rng = np.full(10, 5000), np.random.default_rng(0)
+    draws = dirichlet_counts(sizes, 10, 0.5, True, rng, 20_000)
+    many = effective_classes(draws[draws.sum(1).min(1) >= 10])
+    page = (RESULTS / "niid-bench.md").read_text()
+    for code, draw, name in (
+        ("flower", 42, "Flower, 42"),
+        ("niid_bench", 0, "NIID-Bench, 0"),
+        ("niid_bench", 1, "NIID-Bench, 1"),
+        ("niid_bench", 2, "NIID-Bench, 2"),
+    ):
+        dirichlet = function_of("partition", "niid_bench:dirichlet", {})
+        parts = dirichlet(LABELS, 10, generator=code, draw=draw)
+        counts = np.stack([np.bincount(LABELS[part], minlength=10) for part in parts], 1)
+        printed = [row for row in rows if (row["code"], row["draw"]) == (code, str(draw))]
+        assert [[int(row[f"class_{c}"]) for row in printed] for c in range(10)] == counts.tolist()
+        classes = effective_classes(counts)
+        below = 100 * (many <= classes).mean()
+        assert f"| {name} | {classes:.2f} | {below:.{1 if below < 1 else 0}f} % |" in page
 
 
 def test_the_network_has_the_weights_that_the_papers_code_counts() -> None:
