@@ -28,6 +28,8 @@ CASES = [
     suite.Case("fnr_authors", PUBLIC, {"p": 0.0}),
     suite.Case("rfedavg_authors", {"lam": 0.01, "L": 3}),
     suite.Case("rfedavg_plus_authors", {"lam": 0.01, "L": 3}),
+    suite.Case("scaffold_authors", {"start": "network", "divisor": "cohort"}),
+    suite.Case("scaffold_fedbench", {"clip": 1.0}),
 ]
 READINGS: list[dict[str, Any]] = [
     FNR | {"refine_optimizer": "same"},  # on the test set
