@@ -33,9 +33,9 @@ def require(extra: str, *modules: str) -> None:
     missing = [name for name in modules or MODULES[extra] if find_spec(name) is None]
     if missing:
         newer = extra == SILO and sys.version_info[:2] > FEDML_PYTHON
-        where = " in an environment of Python {}.{}".format(*FEDML_PYTHON) if newer else ""
+        environment = " in an environment of Python {}.{}".format(*FEDML_PYTHON) if newer else ""
         raise UserError(
-            f"{missing[0]} is not installed; type: pip install 'fedml-noniid[{extra}]'{where}"
+            f"{missing[0]} is not installed; type: pip install 'fedml-noniid[{extra}]'{environment}"
         )
 
 

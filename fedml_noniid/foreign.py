@@ -45,10 +45,10 @@ def advertised() -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
 @functools.cache
 def _entry_points(path: tuple[str, ...]) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
     """The entry points of the packages on a path of Python's, that of now."""
-    found: dict[str, tuple[metadata.EntryPoint, ...]] = {}
+    points: dict[str, tuple[metadata.EntryPoint, ...]] = {}
     for point in metadata.entry_points(group=GROUP):
-        found[point.name] = (*found.get(point.name, ()), point)
-    return found
+        points[point.name] = (*points.get(point.name, ()), point)
+    return points
 
 
 def find(name: str, ours: Methods) -> type[Component] | None:
@@ -71,10 +71,10 @@ def find(name: str, ours: Methods) -> type[Component] | None:
             "uninstall all but one"
         )
     what = f"method {name!r} of package {packages[0]}"
-    found = load(what, points[0].module, points[0].attr, Component, A_CLASS)
-    if getattr(found, "name", name) != name:
-        raise UserError(f"{what} is called {shown(found.name)} in its class; allowed: one name")
-    return register(found, ours, what)
+    kind = load(what, points[0].module, points[0].attr, Component, A_CLASS)
+    if getattr(kind, "name", name) != name:
+        raise UserError(f"{what} is called {shown(kind.name)} in its class; allowed: one name")
+    return register(kind, ours, what)
 
 
 def register(kind: type[Component], ours: Methods, what: str = "") -> type[Component]:

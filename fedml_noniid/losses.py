@@ -118,7 +118,7 @@ class MultiLabel(Elementwise):
     def statistics(self, predictions: Tensor, y: Tensor) -> Tensor:
         """By label: hits, samples that are said to have it, samples that have it; [3 C]."""
         said, true = predictions > 0, y > 0
-        return torch.cat([of.double().sum(0) for of in (said & true, said, true)])
+        return torch.cat([hits.double().sum(0) for hits in (said & true, said, true)])
 
     def scores(self, statistics: Tensor, n: Tensor) -> Metrics:
         hits, said, true = statistics.sum(0).view(3, -1)
@@ -223,12 +223,12 @@ LOSSES: Mapping[str, type[Loss]] = {
 }
 
 
-def loss_of(given: object) -> Loss:
+def loss_of(setting: object) -> Loss:
     """A loss by name, or by `name` with its options; one of your own as package.module:name.
 
     UserError.
     """
-    options = dict(given) if isinstance(given, Mapping) else {"name": given}
+    options = dict(setting) if isinstance(setting, Mapping) else {"name": setting}
     kind = find("loss", options.pop("name", None), LOSSES, Loss)
     check_options(kind, options)
     return kind(**options)

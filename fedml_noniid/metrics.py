@@ -14,7 +14,7 @@ from typing import NamedTuple
 class Metric(NamedTuple):
     """How a metric is written."""
 
-    words: str
+    label: str
     percent: bool  # whether it is a fraction that is shown in percent
     least: float = -math.inf  # that it can be
     most: float = math.inf

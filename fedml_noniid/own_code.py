@@ -35,7 +35,7 @@ _only: tuple[Collection[str], str] | None = (
 _imported: dict[str, tuple[ModuleSpec | None, str]] = {}
 _older: set[str] = set()  # modules that may hold objects from before a reload of another one
 EMPTY = "", hashlib.sha256().hexdigest()  # of no file and of an empty one, such as `__init__.py`
-_given: dict[str, Any] = {}  # objects that this process was given, by the name that they got
+_registered: dict[str, Any] = {}  # objects that this process was given, by the name that they got
 LONGEST = 256  # characters of a file's name
 IMPORTED = ".py", ".pyc", ".pyd", ".so"  # endings of what Python imports
 
@@ -64,27 +64,27 @@ def name_of(value: object) -> str:
     if module != "__main__" and getattr(sys.modules.get(module), name, None) is value:
         note(module)
         return f"{module}:{name}"
-    for known, given in _given.items():
-        if given is value:
+    for known, item in _registered.items():
+        if item is value:
             return known
-    name = f"{name or type(value).__name__}{OF_PROCESS}{len(_given) + 1}"
-    _given[name] = value
+    name = f"{name or type(value).__name__}{OF_PROCESS}{len(_registered) + 1}"
+    _registered[name] = value
     return name
 
 
-def given(name: str) -> Any:
+def registered(name: str) -> Any:
     """The object that this process was given under a name of `name_of`; None for other names."""
-    return _given.get(name)
+    return _registered.get(name)
 
 
 def names_code(name: object) -> bool:
     """Whether a name is that of a user's code: a dotted path, or a name of `name_of`."""
-    return isinstance(name, str) and (name in _given or is_path(name))
+    return isinstance(name, str) and (name in _registered or is_path(name))
 
 
 def is_own(name: str) -> bool:
     """Whether a name is the dotted path of a user's code, which other processes find too."""
-    return name not in _given and is_path(name)
+    return name not in _registered and is_path(name)
 
 
 def object_of(what: str, name: object, ours: Mapping[str, Any], allowed: str) -> Any:
@@ -94,8 +94,8 @@ def object_of(what: str, name: object, ours: Mapping[str, Any], allowed: str) ->
     """
     if isinstance(name, str) and name in ours:
         return ours[name]
-    if isinstance(name, str) and name in _given:
-        return _given[name]
+    if isinstance(name, str) and name in _registered:
+        return _registered[name]
     if not isinstance(name, str) or not names_code(name):
         raise UserError(
             UNKNOWN if isinstance(name, str) else REFUSED,
@@ -108,10 +108,10 @@ def object_of(what: str, name: object, ours: Mapping[str, Any], allowed: str) ->
 def function_of(what: str, name: object, ours: Mapping[str, Any]) -> Callable[..., Any]:
     """The function of a name, as `object_of` finds it. UserError."""
     allowed = "a function of your own as package.module:name"
-    found = object_of(what, name, ours, allowed)
-    if not callable(found):
-        raise UserError(f"{what} {name!r} is a {type(found).__name__}", allowed=allowed)
-    function: Callable[..., Any] = found
+    value = object_of(what, name, ours, allowed)
+    if not callable(value):
+        raise UserError(f"{what} {name!r} is a {type(value).__name__}", allowed=allowed)
+    function: Callable[..., Any] = value
     return function
 
 
@@ -130,13 +130,16 @@ def check_arguments(
     except (NameError, TypeError, AttributeError):  # no annotations, or some for type checkers only
         hints = {}
     takes_all, names, fields = False, set(filled), dict[str, Any]()
-    for number, one in enumerate(inspect.signature(function).parameters.values()):
-        takes_all |= one.kind is one.VAR_KEYWORD
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name not in names:
-            default = ... if one.default is one.empty else one.default
+    for number, parameter in enumerate(inspect.signature(function).parameters.values()):
+        takes_all |= parameter.kind is parameter.VAR_KEYWORD
+        if (
+            parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and parameter.name not in names
+        ):
+            default = ... if parameter.default is parameter.empty else parameter.default
             # An alias: any name may be an argument, but not a field.
-            field = Field(default, alias=one.name)
-            fields[f"argument_{number}"] = checked_type(hints.get(one.name, Any)), field
+            field = Field(default, alias=parameter.name)
+            fields[f"argument_{number}"] = checked_type(hints.get(parameter.name, Any)), field
     extra = ConfigDict(extra="allow") if takes_all else ConfigDict()
     validated(create_model("Arguments", __config__=STRICT | extra, **fields), values)
 
@@ -146,10 +149,13 @@ def defaults_of(function: Callable[..., object], filled: Iterable[str] = ()) -> 
 
     `filled`: the arguments that no file has, since they are filled in.
     """
-    given = {one.name: one.default for one in inspect.signature(function).parameters.values()}
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(function).parameters.values()
+    }
     return {
         name: value
-        for name, value in given.items()
+        for name, value in defaults.items()
         if name not in filled
         for parts in [value if isinstance(value, tuple | list) else (value,)]
         if all(isinstance(part, PLAIN) for part in parts)
@@ -183,7 +189,7 @@ def running(what: str, job: Callable[[], T], function: str) -> T:
 
 def failure(what: str, error: Exception, function: str) -> UserError:
     """The error of a user's code in one line, with its file and line."""
-    return UserError(f"{what} failed, {place(error, function)}{_told(error)}")
+    return UserError(f"{what} failed, {location(error, function)}{_told(error)}")
 
 
 def _told(error: Exception) -> str:
@@ -203,10 +209,10 @@ def split_path(name: str) -> tuple[str, str]:
 
 def load(what: str, module: str, attribute: str, kind: type[T], allowed: str) -> type[T]:
     """A class of a user's module, a subclass of `kind`. `what` begins every UserError."""
-    found = imported(what, module, attribute, allowed)
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    cls = imported(what, module, attribute, allowed)
+    if not (isinstance(cls, type) and issubclass(cls, kind)):
         raise UserError(f"{what} is no subclass of {kind.__name__}; allowed: {allowed}")
-    return found
+    return cls
 
 
 def import_only(hashes: Collection[str], rule: str) -> None:
@@ -223,17 +229,17 @@ def imported(what: str, module: str, attribute: str, allowed: str) -> Any:
         # What lies in `__pycache__` may be of another source. For good: functions import too.
         sys.pycache_prefix = os.devnull
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        value = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
         failed = sys.modules.get(module) or sys.modules.get(module.partition(".")[0])
-        where, file = place(error, ""), getattr(failed, "__file__", None)
+        position, file = location(error, ""), getattr(failed, "__file__", None)
         # Perhaps of another module of this name: those beside a user's settings come last.
-        inside = f" in {file}" if file and not where else ""
+        inside = f" in {file}" if file and not position else ""
         raise UserError(
-            f"{what} can't be imported, {where}{_told(error)}{inside}; allowed: {allowed}"
+            f"{what} can't be imported, {position}{_told(error)}{inside}; allowed: {allowed}"
         ) from error
     note(module)
-    return found
+    return value
 
 
 def note(name: str) -> dict[str, str]:
@@ -279,7 +285,7 @@ def look_in(folder: Path) -> None:
         sys.path.append(name)
 
 
-def place(error: Exception, function: str) -> str:
+def location(error: Exception, function: str) -> str:
     """`file, line 3: `, where a user's code failed: in `function` if the error has passed through
     it."""
     passed = traceback.extract_tb(error.__traceback__)
@@ -304,11 +310,11 @@ def source_of(name: str) -> str:
     """
     top = name.replace(":", ".").partition(".")[0]
     try:
-        found = sha256_of(files_of(top))
+        sha = sha256_of(files_of(top))
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: the source of {top} can't be read ({error})") from None
     check_unchanged(top)
-    return found
+    return sha
 
 
 def source_with_files(name: str, options: Mapping[str, object]) -> str:
@@ -329,15 +335,15 @@ def texts_of(name: str, options: Mapping[str, object]) -> list[str]:
     """The texts that may be names of files among what a user's function gets, in lists too: options
     and, of other parameters, defaults."""
     known = inspect.signature(object_of("", name, {}, "")).parameters.values()
-    found = _texts({one.name: one.default for one in known} | {**options})
-    return [text for text in found if 0 < len(text) < LONGEST]
+    texts = _texts({parameter.name: parameter.default for parameter in known} | {**options})
+    return [text for text in texts if 0 < len(text) < LONGEST]
 
 
 def _texts(option: object) -> list[str]:
     if isinstance(option, Mapping):
         option = [*option.values()]
     if isinstance(option, list | tuple):
-        return [text for one in option for text in _texts(one)]
+        return [text for part in option for text in _texts(part)]
     return [str(option)] if isinstance(option, str | Path) else []
 
 
@@ -354,8 +360,8 @@ def files_of(top: str, endings: tuple[str, ...] = IMPORTED) -> list[Path]:
 
     ValueError, OSError.
     """
-    found = importlib.util.find_spec(top)
-    folders = list((found and found.submodule_search_locations) or [])
+    spec = importlib.util.find_spec(top)
+    folders = list((spec and spec.submodule_search_locations) or [])
     files = sorted(
         file
         for folder in folders
@@ -363,7 +369,7 @@ def files_of(top: str, endings: tuple[str, ...] = IMPORTED) -> list[Path]:
         # Python keeps `x.cpython-312.pyc` for `x.py`, and imports `x.pyc`.
         if file.suffix in endings and not (file.suffix == ".pyc" and file.name.count(".") > 1)
     )
-    return files or [Path(str(found and found.origin))]
+    return files or [Path(str(spec and spec.origin))]
 
 
 def _inside(folder: Path, known: set[Path]) -> Iterator[Path]:
@@ -382,7 +388,7 @@ def sha256_of(files: Sequence[Path]) -> str:
     Their names count: code may move to the start of the next file.
     """
     first, *others = files
-    lines = [f"{_sha256(one)}  {os.path.relpath(one, first.parent)}\n" for one in files]
+    lines = [f"{_sha256(file)}  {os.path.relpath(file, first.parent)}\n" for file in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if others else _sha256(first)
 
 
@@ -412,14 +418,16 @@ def package_of(kind: type) -> str:
 
 def packages_of(kind: type) -> list[str]:
     """The packages of a class and of its parents, without ours and Python's."""
-    found = dict.fromkeys(package_of(parent) for parent in kind.__mro__)
-    return [name for name in found if name not in sys.stdlib_module_names and name != OURS]
+    packages = dict.fromkeys(package_of(parent) for parent in kind.__mro__)
+    return [name for name in packages if name not in sys.stdlib_module_names and name != OURS]
 
 
 def latest(kind: type) -> type:
     """The class that its module has by its name: another one after `importlib.reload`."""
-    found = getattr(sys.modules.get(kind.__module__), kind.__qualname__, kind)
-    return found if isinstance(found, type) and found.__qualname__ == kind.__qualname__ else kind
+    current = getattr(sys.modules.get(kind.__module__), kind.__qualname__, kind)
+    return (
+        current if isinstance(current, type) and current.__qualname__ == kind.__qualname__ else kind
+    )
 
 
 def source_of_class(kind: type) -> str:

@@ -111,11 +111,11 @@ DECAYS: dict[str, type[Rate]] = {
 }
 
 
-def words(value: object) -> str:
+def in_words(value: object) -> str:
     """A setting for a reader: `0.1`, or `0.1 (decay cosine, warm_up 5)`."""
     if not isinstance(value, Mapping):
         return f"{value:g}"
-    rest = ", ".join(f"{key} {given}" for key, given in value.items() if key != "start")
+    rest = ", ".join(f"{key} {option}" for key, option in value.items() if key != "start")
     return f"{value['start']} ({rest})" if rest else f"{value['start']}"
 
 
@@ -128,7 +128,7 @@ def rate_of(value: float | Mapping[str, object]) -> Rate:
     if not isinstance(value, Mapping):
         return Rate(value)
     options: dict[str, Any] = {
-        key: tuple(given) if isinstance(given, list) else given for key, given in value.items()
+        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
     }
     kind = find("decay", options.pop("decay", "none"), DECAYS, Rate)
     check_options(kind, options, ("decay",))

@@ -86,17 +86,18 @@ def line(answer: Answer, verdicts: Mapping[str, Verdict], runs: pd.DataFrame) ->
     use = " ".join(filter(None, (f"**{answer.use}**", answer.condition)))
     costs = "<br>".join(_cost(cost, runs) for cost in answer.costs)
     shown, caveat = (
-        "<br>".join(filled(one, verdicts) for one in cell) for cell in (answer.shown, answer.caveat)
+        "<br>".join(filled(text, verdicts) for text in cell)
+        for cell in (answer.shown, answer.caveat)
     )
     return Line(f"{answer.method}: {answer.idea}", use, shown, costs, caveat)
 
 
-def filled(words: str, verdicts: Mapping[str, Verdict]) -> str:
+def filled(text: str, verdicts: Mapping[str, Verdict]) -> str:
     """One line, with the numbers of the claims: `-` for one that has not run, or an unknown part.
 
     UserError for an unknown claim.
     """
-    return NUMBER.sub(lambda of: _number(of, verdicts), " ".join(words.split()))
+    return NUMBER.sub(lambda matched: _number(matched, verdicts), " ".join(text.split()))
 
 
 def number(claim: Claim, mean: float, ends: tuple[float, float] | None = None) -> str:
@@ -105,23 +106,23 @@ def number(claim: Claim, mean: float, ends: tuple[float, float] | None = None) -
     return _spanned([f"{x:{sign}z.{claim.decimals}f}" for x in (mean, *(ends or ()))])
 
 
-def _number(of: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
-    id_, part, form = of.groups()
-    one = verdicts[known("claim", id_, verdicts)]
+def _number(matched: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
+    id_, part, form = matched.groups()
+    verdict = verdicts[known("claim", id_, verdicts)]
     if form == "verdict":
-        looks, n = one.named.looks, one.look
+        looks, n = verdict.named.looks, verdict.look
         so_many = f"{looks[n]} of {looks[-1]}" if looks[n + 1 :] else f"all {looks[-1]}"
-        return one.text + (f" after {so_many} seeds" if looks[1:] and n >= 0 else "")
+        return verdict.text + (f" after {so_many} seeds" if looks[1:] and n >= 0 else "")
     if form == "printed":
-        return number(one.claim, one.printed.effect) if one.printed else NONE
-    values, is_level = one.values, form == "level"
+        return number(verdict.claim, verdict.printed.effect) if verdict.printed else NONE
+    values, is_level = verdict.values, form == "level"
     if is_level:
         values = values[values["role"] != BESIDE].drop_duplicates(["scenario", "item"])
         values = values.assign(
             part=values["scenario"] + ": " + values["recipe"], number=values["value"]
         )
     elif part is None:
-        part = one.weakest.part if one.weakest else ""
+        part = verdict.weakest.part if verdict.weakest else ""
     rows = values[(values["part"] == part) | values["part"].str.endswith(f": {part}")]
     measured = spread(by_seed(rows).values())
     if measured is None or rows["part"].nunique() > 1:
@@ -129,25 +130,25 @@ def _number(of: re.Match[str], verdicts: Mapping[str, Verdict]) -> str:
     if form == "seeds":
         return str(measured.n)
     if is_level:
-        return f"{measured.mean:z.{one.claim.decimals}f}"
+        return f"{measured.mean:z.{verdict.claim.decimals}f}"
     if form == "%":
         return _times(measured, 100, 1, " %")
-    return number(one.claim, measured.mean, interval(measured))
+    return number(verdict.claim, measured.mean, interval(measured))
 
 
-def _cost(one: Cost, runs: pd.DataFrame) -> str:
-    of, less = (
-        runs[runs["study"] == one.study]
+def _cost(cost: Cost, runs: pd.DataFrame) -> str:
+    method, less = (
+        runs[runs["study"] == cost.study]
         .set_index("item")
-        .filter(regex=f"^{re.escape(f'{one.scenario}-{name}-')}\\d+$", axis=0)[["seconds", "mib"]]
+        .filter(regex=f"^{re.escape(f'{cost.scenario}-{name}-')}\\d+$", axis=0)[["seconds", "mib"]]
         .rename(index=lambda item: item.rsplit("-", 1)[1])
-        for name in (one.of, one.less)
+        for name in (cost.of, cost.less)
     )
-    ratios = (of[~of.index.duplicated()] / less[~less.index.duplicated()]).dropna()
+    ratios = (method[~method.index.duplicated()] / less[~less.index.duplicated()]).dropna()
     if not len(ratios):
         return NONE
     seconds, mib = (_times(spread(ratios[column])) for column in ("seconds", "mib"))
-    return f"{one.where}: time {seconds}, bytes {mib}"
+    return f"{cost.where}: time {seconds}, bytes {mib}"
 
 
 def _times(times: Spread | None, scale: float = 1, decimals: int = 2, unit: str = "") -> str:

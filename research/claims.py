@@ -72,7 +72,7 @@ class Holds(Section):
         return [(float(bound), side) for bound, side in both if bound is not None]
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`above 0`, `between -1 and 1`."""
         if self.above is not None and self.below is not None:
             return f"between {self.above:g} and {self.below:g}"
@@ -154,33 +154,35 @@ class Claim(Section):
 
     def contrasts(self) -> Iterator[Contrast]:
         """The numbers that must all be as the claim says, then those that stand beside it."""
-        (of,) = self.of
+        (method,) = self.of
         if self.contrast == "trend":
-            methods = [("of", of), *(("less", name) for name in self.less)]
+            methods = [("of", method), *(("less", name) for name in self.less)]
             places = [
                 (f"{role} {name}", name, recipe) for name in self.over for role, recipe in methods
             ]
-            yield self._contrast(f"slope of {' less '.join((of, *self.less))}", places)
+            yield self._contrast(f"slope of {' less '.join((method, *self.less))}", places)
         for scenario in self.scenarios:
             if self.contrast == "level":
-                yield self._contrast(f"{scenario}: {of}", [("of", scenario, of)])
+                yield self._contrast(f"{scenario}: {method}", [("of", scenario, method)])
             for other in self.less:
-                words = f"{scenario}: {of} {BETWEEN[self.contrast]} {other}"
-                yield self._contrast(words, [("of", scenario, of), ("less", scenario, other)])
-        for words, statistic in self.beside.items():
+                description = f"{scenario}: {method} {BETWEEN[self.contrast]} {other}"
+                yield self._contrast(
+                    description, [("of", scenario, method), ("less", scenario, other)]
+                )
+        for note, statistic in self.beside.items():
             for scenario, recipe in self.cells:
-                shown = f"{scenario}: {recipe}: {words}"
-                one = self._contrast(shown, [(BESIDE, scenario, recipe)])
-                yield one._replace(kind="level", statistic=statistic, scale=1)
+                shown = f"{scenario}: {recipe}: {note}"
+                contrast = self._contrast(shown, [(BESIDE, scenario, recipe)])
+                yield contrast._replace(kind="level", statistic=statistic, scale=1)
 
-    def _contrast(self, words: str, places: Iterable[tuple[str, str, str]]) -> Contrast:
+    def _contrast(self, description: str, places: Iterable[tuple[str, str, str]]) -> Contrast:
         at = [
             (role, {"study": self.study, "scenario": scenario, "recipe": recipe})
             for role, scenario, recipe in places
         ]
         kind = "slope" if self.contrast == "trend" else self.contrast
         over = list(map(float, self.over.values()))
-        return Contrast(words, kind, at, self.statistic, self.scale, over)
+        return Contrast(description, kind, at, self.statistic, self.scale, over)
 
 
 class Why(Claim):
@@ -209,9 +211,9 @@ class File(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> File:
-        for section, of in (("fresh", self.fresh), ("why", self.why)):
-            for name in of:
-                if name in self.claims or (of is self.why and name in self.fresh):
+        for section, claims in (("fresh", self.fresh), ("why", self.why)):
+            for name in claims:
+                if name in self.claims or (claims is self.why and name in self.fresh):
                     with located(section, name):
                         raise UserError("the ID is that of a claim too; allowed: another one")
         for name, why in self.why.items():
@@ -310,25 +312,27 @@ def of_paper(paper: str, size: str, root: Path) -> Claims:
     with located(source=str(path)):
         file = validated(File, read_yaml(path))
         studies = _studies(paper, size, path, file)
-        for name, one in file.every.items():
+        for name, claim in file.every.items():
             with located(name):
-                content = studies[known("study", one.study, studies)].content
-                for scenario, recipe in one.cells:
+                content = studies[known("study", claim.study, studies)].content
+                for scenario, recipe in claim.cells:
                     known("scenario", scenario, content["scenario_names"])
                     known("recipe", recipe, content["recipe_names"])
         # A study runs only what a claim reads.
         for name, study in studies.items():
-            cells = [cell for one in file.every.values() if one.study == name for cell in one.cells]
+            cells = [
+                cell for claim in file.every.values() if claim.study == name for cell in claim.cells
+            ]
             if not cells:
                 raise UserError(f"study {name!r} is in no claim")
             narrowed = dict(study.content)
-            for place, key in enumerate(("scenario_names", "recipe_names")):
-                read = {cell[place] for cell in cells}
-                narrowed[key] = [one for one in study.content[key] if one in read]
+            for index, key in enumerate(("scenario_names", "recipe_names")):
+                read = {cell[index] for cell in cells}
+                narrowed[key] = [name for name in study.content[key] if name in read]
             studies[name] = replace(study, content=narrowed)
     claims, fresh, whys = (
-        {name: Named(name, paper, one, studies[one.study]) for name, one in of.items()}
-        for of in (file.claims, file.fresh, file.why)
+        {name: Named(name, paper, claim, studies[claim.study]) for name, claim in named.items()}
+        for named in (file.claims, file.fresh, file.why)
     )
     return Claims(paper, size, path, studies, claims, fresh, whys)
 

@@ -120,7 +120,9 @@ def declare(
     for claim in claims:
         if claim.id not in noted:
             known = {item.rsplit("-", 1)[0] for item in {*ended} & {*claim.items(-1)}}
-            seen = [recipe for of, recipe in claim.claim.cells if f"{of}-{recipe}" in known]
+            seen = [
+                recipe for scenario, recipe in claim.claim.cells if f"{scenario}-{recipe}" in known
+            ]
             new[claim.id] = {"sha256": claim.sha256, "commit": commits[claim.paper]}
             new[claim.id] |= {"seen": sorted({*seen})} if seen else {}
     if new:
@@ -133,35 +135,35 @@ def declared(folder: Path) -> Facts:
     return record(path) if path.is_file() else {}
 
 
-def when_written(one: Named, facts: Facts, has_run: bool) -> str:
+def when_written(named: Named, facts: Facts, has_run: bool) -> str:
     """Whether the claim is as it was before its first run, for people.
 
     `has_run`: whether any of its runs is there.
     """
-    fact = facts.get(one.id)
+    fact = facts.get(named.id)
     if fact is None:
         return "NOT written down before its first run" if has_run else "no run yet"
-    seen = " and ".join(seen_before(one, facts))
+    seen = " and ".join(seen_before(named, facts))
     when = f"when runs of {seen} were known" if seen else "before its first run"
-    if fact["sha256"] == one.sha256:
+    if fact["sha256"] == named.sha256:
         return f"written down {when} ({fact['commit']})"
-    if fact["sha256"] == one.sha256_without_margin:
+    if fact["sha256"] == named.sha256_without_margin:
         return f"written down {when} ({fact['commit']}), its margin later"
     return f"CHANGED after its first run (first written at {fact['commit']})"
 
 
-def seen_before(one: Named, facts: Facts) -> list[str]:
+def seen_before(named: Named, facts: Facts) -> list[str]:
     """The methods whose runs were known when the claim was written, as far as that was noted."""
-    said = one.claim.seen if isinstance(one.claim, Why) else []
-    return sorted({*said, *facts.get(one.id, {}).get("seen", [])})
+    said = named.claim.seen if isinstance(named.claim, Why) else []
+    return sorted({*said, *facts.get(named.id, {}).get("seen", [])})
 
 
-def is_margin_later(one: Named, facts: Facts) -> bool:
+def is_margin_later(named: Named, facts: Facts) -> bool:
     """Whether the claim has a margin that is not the one of before its first run."""
-    if one.claim.margin is None:
+    if named.claim.margin is None:
         return False
-    fact = facts.get(one.id, {})
-    return fact.get("sha256") != one.sha256 or "seen" in fact
+    fact = facts.get(named.id, {})
+    return fact.get("sha256") != named.sha256 or "seen" in fact
 
 
 def commit_of(path: Path) -> str:

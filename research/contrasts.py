@@ -38,7 +38,7 @@ class Contrast(NamedTuple):
     differences of successive pairs, over the numbers `over`.
     """
 
-    words: str  # "sim0: rfedavg_plus less fedavg"
+    description: str  # "sim0: rfedavg_plus less fedavg"
     kind: str
     places: Sequence[tuple[str, Mapping[str, Any]]]  # role, address
     statistic: str = "final"
@@ -57,30 +57,30 @@ class Contrast(NamedTuple):
             return float(runs[0].tags["weights_sha256"] == runs[1].tags["weights_sha256"])
         y = list(values)
         if len(y) > len(self.over):
-            y = [one - other for one, other in zip(y[::2], y[1::2], strict=True)]
+            y = [first - other for first, other in zip(y[::2], y[1::2], strict=True)]
         return float(linregress(self.over, y).slope) if max(y) > min(y) else 0.0
 
 
-def evaluate(one: Contrast, measured: Measured) -> pd.DataFrame:
+def evaluate(contrast: Contrast, measured: Measured) -> pd.DataFrame:
     """A line for each value behind the numbers: COLUMNS. Numbers that are not finite are left
     out."""
     by_place: list[dict[int, tuple[float, ItemResult]]] = []
-    for _, at in one.places:
+    for _, at in contrast.places:
         per_seed = {}
         for run in measured.group(at).runs:
-            is_same = one.kind == "same"
-            value = 0.0 if is_same else statistic(one.statistic, run, measured, at["study"])
+            is_same = contrast.kind == "same"
+            value = 0.0 if is_same else statistic(contrast.statistic, run, measured, at["study"])
             if value is not None:
-                per_seed[run.seed] = (one.scale * value, run)
+                per_seed[run.seed] = (contrast.scale * value, run)
         by_place.append(per_seed)
     lines: list[tuple[object, ...]] = []
     for seed in sorted(set.intersection(*map(set, by_place))):
         values, runs = zip(*(per_seed[seed] for per_seed in by_place), strict=True)
-        number = one.number(values, runs)
+        number = contrast.number(values, runs)
         if math.isfinite(number):
             lines += [
                 (seed, number, role, at["scenario"], at["recipe"], value, run.key)
-                for (role, at), value, run in zip(one.places, values, runs, strict=True)
+                for (role, at), value, run in zip(contrast.places, values, runs, strict=True)
             ]
     return pd.DataFrame(lines, columns=COLUMNS)
 
@@ -140,9 +140,9 @@ def statistic(name: str, run: ItemResult, measured: Measured, study: str) -> flo
     `rounds_to` is the number of rounds plus one where the accuracy is never reached. UserError for
     an unknown pattern, and for what is no number.
     """
-    for pattern, of in PATTERNS:
+    for pattern, read in PATTERNS:
         if matched := pattern.fullmatch(name):
-            return of(run, measured, study, *matched.groups())
+            return read(run, measured, study, *matched.groups())
     if ":" in name:
         raise UserError(f"statistic {name!r} is unknown; allowed: {ALLOWED}")
     number = run.evaluation.get(name, next(reversed(run.column(name)), None))

@@ -32,11 +32,15 @@ def what_ran(
     parts = [f"data: {_settings(runs, 'data.')}", f"training: {_settings(runs, 'train.')}"]
     for title, kind in (("scenario", "scenario"), ("method", "recipe")):
         for name in dict.fromkeys(getattr(run, kind) for run in runs):
-            of = [run for run in runs if getattr(run, kind) == name]
-            methods = of[0].composition.split("+")
+            own_runs = [run for run in runs if getattr(run, kind) == name]
+            methods = own_runs[0].composition.split("+")
             sections = ["scenario."] if kind == "scenario" else [f"{method}." for method in methods]
-            variant = "" if name in (of[0].scenario, of[0].composition) else of[0].composition
-            own = ", ".join(filter(None, [variant, _settings(of, *sections)]))
+            variant = (
+                ""
+                if name in (own_runs[0].scenario, own_runs[0].composition)
+                else own_runs[0].composition
+            )
+            own = ", ".join(filter(None, [variant, _settings(own_runs, *sections)]))
             parts.append(f"{title} {name} ({own})" if own else f"{title} {name}")
     keys = {run.key for run in runs}
     missing = [key for key in planned if key not in keys and key not in diverged]

@@ -30,13 +30,13 @@ THICK, THIN = 2.8, 0.9
 HOLLOW: dict[str, Any] = {"marker": "o", "markersize": 7, "markerfacecolor": "none"}
 
 
-def in_words(one: Verdict, verdicts: Sequence[Verdict]) -> str:
+def in_words(verdict: Verdict, verdicts: Sequence[Verdict]) -> str:
     """What a claim tests. A claim that is tested `as ID, tuned` has that claim's words before; one
     that may end early has fresh seeds."""
     tests = {f"as {other.named.id}": other.claim.tests for other in verdicts}
-    head, _, rest = one.claim.tests.partition(",")
-    words = f"{tests[head]}; here{rest}" if head in tests else one.claim.tests
-    return f"{words}; fresh seeds" if len(one.named.looks) > 1 else words
+    head, _, rest = verdict.claim.tests.partition(",")
+    text = f"{tests[head]}; here{rest}" if head in tests else verdict.claim.tests
+    return f"{text}; fresh seeds" if len(verdict.named.looks) > 1 else text
 
 
 def drawn(verdicts: Sequence[Verdict], title: str) -> bytes | None:
@@ -53,8 +53,11 @@ def drawn(verdicts: Sequence[Verdict], title: str) -> bytes | None:
     if not shown:
         return None
     # A number keeps its sign.
-    words = [textwrap.fill(in_words(one, verdicts).replace(" %", "\xa0%"), WORDS) for one in shown]
-    heights = [LINE * max(2, 1 + text.count("\n")) + GAP for text in words]
+    labels = [
+        textwrap.fill(in_words(verdict, verdicts).replace(" %", "\xa0%"), WORDS)
+        for verdict in shown
+    ]
+    heights = [LINE * max(2, 1 + text.count("\n")) + GAP for text in labels]
     figure = Figure(figsize=(8.4, sum(heights) + 1.2), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -62,9 +65,9 @@ def drawn(verdicts: Sequence[Verdict], title: str) -> bytes | None:
     axes.grid(visible=False, axis="y")
     axes.axvspan(-BAND, BAND, color=BAND_COLOUR, linewidth=0, zorder=0)
     places = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
-    for one, place in zip(shown, places, strict=True):
-        _draw(axes, one, place)
-    axes.set_yticks(places, words, fontsize=8)
+    for verdict, position in zip(shown, places, strict=True):
+        _draw(axes, verdict, position)
+    axes.set_yticks(places, labels, fontsize=8)
     axes.set_ylim(0, sum(heights))
     axes.set_xlabel("points of accuracy", fontsize=9)
     axes.set_title(title, loc="left", fontsize=11)
@@ -81,21 +84,27 @@ def drawn(verdicts: Sequence[Verdict], title: str) -> bytes | None:
     return as_png(figure)
 
 
-def _draw(axes: Axes, one: Verdict, place: float) -> None:
+def _draw(axes: Axes, verdict: Verdict, position: float) -> None:
     """The line of a claim."""
-    ends = one.weakest and one.weakest.interval
-    assert one.weakest and one.weakest.mean is not None and ends, "the caller drops the others"
-    colour, marker = LOOKS.get(one.word, LOOKS[UNDECIDED])
-    for bound, side in one.claim.holds.bounds:
-        axes.plot([bound] * 2, [place - 0.1, place + 0.1], color="black", linewidth=1)
+    ends = verdict.weakest and verdict.weakest.interval
+    assert verdict.weakest and verdict.weakest.mean is not None and ends, (
+        "the caller drops the others"
+    )
+    colour, marker = LOOKS.get(verdict.word, LOOKS[UNDECIDED])
+    for bound, side in verdict.claim.holds.bounds:
+        axes.plot([bound] * 2, [position - 0.1, position + 0.1], color="black", linewidth=1)
         flag = ">" if side > 0 else "<"
-        axes.plot([bound], [place + 0.1], color="black", marker=flag, markersize=5)
-    if one.weakest.adjusted is not None:
-        axes.plot(one.weakest.adjusted, [place, place], color=colour, linewidth=THIN)
-    axes.plot(ends, [place, place], color=colour, linewidth=THICK)
-    axes.plot([one.weakest.mean], [place], color=colour, marker=marker, markersize=6)
-    if one.printed is not None:
-        axes.plot([one.printed.effect], [place], color="black", **HOLLOW)
+        axes.plot([bound], [position + 0.1], color="black", marker=flag, markersize=5)
+    if verdict.weakest.adjusted is not None:
+        axes.plot(verdict.weakest.adjusted, [position, position], color=colour, linewidth=THIN)
+    axes.plot(ends, [position, position], color=colour, linewidth=THICK)
+    axes.plot([verdict.weakest.mean], [position], color=colour, marker=marker, markersize=6)
+    if verdict.printed is not None:
+        axes.plot([verdict.printed.effect], [position], color="black", **HOLLOW)
     right = axes.get_yaxis_transform()
-    text = f"{one.text}\n(post hoc)" if one.word == NO_GAIN and one.is_post_hoc else one.text
-    axes.text(1.01, place, text, color=colour, transform=right, fontsize=8, va="center")
+    text = (
+        f"{verdict.text}\n(post hoc)"
+        if verdict.word == NO_GAIN and verdict.is_post_hoc
+        else verdict.text
+    )
+    axes.text(1.01, position, text, color=colour, transform=right, fontsize=8, va="center")

@@ -94,10 +94,10 @@ def of_experiment(name: str, root: Path, more: Sequence[str] = ()) -> dict[str, 
             raise UserError(f"{run.key}: has other settings than params.yaml now; run it again")
     used: dict[Address, Group] = {}
     for run in runs:
-        place = Address(settings.experiment, run.scenario, run.recipe)
-        used[place] = Group((*used.get(place, Group((), ())).runs, run), ())
-    words = " ".join([name, *(["--columns", *more] if more else [])])
-    files = _files(name, used, {}, ("test_accuracy", *more), "noniid run", words)
+        address = Address(settings.experiment, run.scenario, run.recipe)
+        used[address] = Group((*used.get(address, Group((), ())).runs, run), ())
+    command = " ".join([name, *(["--columns", *more] if more else [])])
+    files = _files(name, used, {}, ("test_accuracy", *more), "noniid run", command)
     parts = [f"# {name}", f"{settings.experiment}: {what_ran(runs, planned, ())}."]
     summed = [
         summary.scenario(scenario_name, runs, settings.recipe_names, settings.seeds)
@@ -113,8 +113,8 @@ def of_experiment(name: str, root: Path, more: Sequence[str] = ()) -> dict[str, 
         parts.append(render("scenario.md.j2", {"section": section}).strip())
     if any(value.tuned for value in values):
         unequal = chosen.unequal(runs)
-        given = ("sentences", values, settings.scenario_names, unequal)
-        parts += ["## The values of each method", *pages.sentences("chosen.md.j2", *given)]
+        arguments = ("sentences", values, settings.scenario_names, unequal)
+        parts += ["## The values of each method", *pages.sentences("chosen.md.j2", *arguments)]
         parts.append(markdown(chosen.table(values)))
         trials = root / tune.FOLDER / tune.TRIALS
         if trials.is_file():
@@ -169,8 +169,8 @@ def rounds_csv(
     lines as fit."""
     for stride in STRIDES:
         lines = [
-            [*place, run.seed, int(row["round"]), *(row.get(column) for column in columns)]
-            for place, group in used.items()
+            [*address, run.seed, int(row["round"]), *(row.get(column) for column in columns)]
+            for address, group in used.items()
             for run in group.runs
             for row in _rows(run)
             if int(row["round"]) % stride == 0 or row["round"] == run.rows[-1]["round"]
@@ -254,16 +254,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--columns", nargs="+", default=[], help="of rounds.csv, or seconds; of params.yaml's runs"
     )
     options.add_argument("--root", type=Path, default=Path(), help="folder of params.yaml")
-    given = options.parse_args(arguments)
+    parsed = options.parse_args(arguments)
 
     def write() -> None:
-        of = (
-            of_experiment(given.name, given.root, given.columns)
-            if given.size is None
-            else of_target(given.name, given.size, given.root)
+        files = (
+            of_experiment(parsed.name, parsed.root, parsed.columns)
+            if parsed.size is None
+            else of_target(parsed.name, parsed.size, parsed.root)
         )
-        for file, content in of.items():
-            write_whole(given.root / FOLDER / file, content)
+        for file, content in files.items():
+            write_whole(parsed.root / FOLDER / file, content)
             log.info("%s", FOLDER / file)
 
     return edge.guarded(write)

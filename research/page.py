@@ -54,13 +54,13 @@ class Page:
         self.claims, self.root, self.committed = claims, root, committed
         self.size = next(iter(claims.values())).size
         self.measured = {
-            paper: Measured(paper, self.size, root, one.studies) for paper, one in claims.items()
+            paper: Measured(paper, self.size, root, read.studies) for paper, read in claims.items()
         }
         declared = files.declared(root / RESULTS / "claims" / self.size)
         self.facts = {**declared, **committed.facts}
-        self.verdicts = self._judged({paper: one.claims for paper, one in claims.items()})
-        self.fresh = self._judged({paper: one.fresh for paper, one in claims.items()})
-        self.whys = self._judged({paper: one.whys for paper, one in claims.items()})
+        self.verdicts = self._judged({paper: read.claims for paper, read in claims.items()})
+        self.fresh = self._judged({paper: read.fresh for paper, read in claims.items()})
+        self.whys = self._judged({paper: read.whys for paper, read in claims.items()})
         self.every = [*self.verdicts, *self.fresh, *self.whys]
         # A line for each value, run and run of a claim, of all papers.
         self.values = _joined(self.every, "all_values", VALUES)
@@ -68,8 +68,8 @@ class Page:
         self.trials = self._trials()
         self.what_ran = {
             f"{paper} {name}": self._what_ran(paper, name)
-            for paper, one in claims.items()
-            for name in one.studies
+            for paper, read in claims.items()
+            for name in read.studies
         }
 
     def _judged(self, named: Mapping[str, Mapping[str, Named]]) -> list[Verdict]:
@@ -77,13 +77,13 @@ class Page:
         return adjust(
             [
                 judge(
-                    one,
+                    claim,
                     self.measured[paper],
                     self.committed,
-                    files.is_margin_later(one, self.facts),
+                    files.is_margin_later(claim, self.facts),
                 )
-                for paper, of in named.items()
-                for one in of.values()
+                for paper, claims in named.items()
+                for claim in claims.values()
             ]
         )
 
@@ -92,16 +92,16 @@ class Page:
         """The verdicts on the claims that were not withdrawn."""
         return [verdict for verdict in self.verdicts if not verdict.claim.withdrawn]
 
-    def of(self, paper: str) -> list[Verdict]:
+    def verdicts_of(self, paper: str) -> list[Verdict]:
         """The verdicts of a paper."""
         return [verdict for verdict in self.verdicts if verdict.named.paper == paper]
 
     def _studies(self, is_committed: bool) -> list[tuple[str, str]]:
         """(paper, study) of the claims with committed numbers, or of the others."""
         committed: dict[tuple[str, str], bool] = {}
-        for one in self.every:
-            key = one.named.paper, one.claim.study
-            committed[key] = committed.get(key, False) or one.is_committed
+        for verdict in self.every:
+            key = verdict.named.paper, verdict.claim.study
+            committed[key] = committed.get(key, False) or verdict.is_committed
         return [key for key in committed if committed[key] == is_committed]
 
     def _trials(self) -> pd.DataFrame:
@@ -110,8 +110,8 @@ class Page:
         for paper, study in self._studies(False):
             path = self.measured[paper].folder(study) / TUNED
             for recipe, trials in (record(path) if path.is_file() else {}).items():
-                for place, (values, accuracy, seeds) in enumerate(trials):
-                    chosen = "" if place else "yes"
+                for index, (values, accuracy, seeds) in enumerate(trials):
+                    chosen = "" if index else "yes"
                     lines.append([paper, study, recipe, values, seeds, accuracy, chosen])
         here = pd.DataFrame(lines, columns=TRIALS)
         return stacked([here, self.committed.trials(self._studies(True))], TRIALS)
@@ -125,7 +125,7 @@ class Page:
         sentence = ""
         if len(tuned):
             best = tuned[tuned["chosen"] == "yes"]
-            each = "; ".join(f"{one.recipe} {one.values}" for one in best.itertuples())
+            each = "; ".join(f"{trial.recipe} {trial.values}" for trial in best.itertuples())
             least = min(tuned["recipe"].value_counts())
             sentence = f"tuned on the validation split, {least} trials for each method: {each}. "
         diverged = measured.diverged_items(study)
@@ -135,18 +135,20 @@ class Page:
         """The page and all that lies beside it."""
         forests = {
             paper: forest.drawn(
-                [one for one in (*self.shown, *self.fresh) if one.named.paper == paper],
+                [verdict for verdict in (*self.shown, *self.fresh) if verdict.named.paper == paper],
                 TITLES[paper],
             )
             for paper in self.claims
         }
-        pictures = {PICTURE.format(of): drawn for of, drawn in forests.items() if drawn}
+        pictures = {PICTURE.format(other): drawn for other, drawn in forests.items() if drawn}
         context = self._context(pictures)
         text = render("claims.md.j2", context, TEMPLATES).rstrip() + "\n"
         html = html_page(f"The tests of the papers' claims, size {self.size}", self.details(), {})
         # The page links to each test.
         html = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', html)
-        tests = {one.named.id: one.named.test for one in self.every if not one.missing}
+        tests = {
+            verdict.named.id: verdict.named.test for verdict in self.every if not verdict.missing
+        }
         facts = {id_: {**self.facts[id_], "test": tests[id_]} for id_ in tests if id_ in self.facts}
         record_ = {"claims": facts, "studies": self.what_ran}
         runs = self.runs.drop_duplicates(["paper", *OF_A_RUN])
@@ -155,7 +157,9 @@ class Page:
             DETAILS: html.encode(),
             **pictures,
             files.FACTS: (json.dumps(record_, indent=1, sort_keys=True) + "\n").encode(),
-            "claims.csv": as_csv(COLUMNS, (line for one in self.every for line in lines(one))),
+            "claims.csv": as_csv(
+                COLUMNS, (line for verdict in self.every for line in lines(verdict))
+            ),
             files.FILES["values"]: _csv(self.values),
             files.FILES["runs"]: _csv(runs.drop(columns="claim")),
         }
@@ -175,13 +179,13 @@ class Page:
         lines = [
             {"study": study, "item": run.key}
             | {str(t): row["test_accuracy"] for t, row in enumerate(run.rows, start=1)}
-            for of, study in self._studies(False)
-            if of == paper
+            for other, study in self._studies(False)
+            if other == paper
             for run in self.measured[paper].of_study(study)
         ]
-        committed = [study for of, study in self._studies(True) if of == paper]
+        committed = [study for other, study in self._studies(True) if other == paper]
         both = [pd.DataFrame(lines), self.committed.rounds(paper, committed)]
-        rounds = max((len(one.columns) for one in both), default=2) - 2
+        rounds = max((len(table.columns) for table in both), default=2) - 2
         return stacked(both, [*OF_A_RUN, *map(str, range(1, rounds + 1))])
 
     def _context(self, pictures: Mapping[str, bytes]) -> dict[str, Any]:
@@ -192,12 +196,12 @@ class Page:
                 "id": paper,
                 "title": TITLES[paper],
                 "picture": picture if (picture := PICTURE.format(paper)) in pictures else "",
-                "verdicts": self.of(paper),
+                "verdicts": self.verdicts_of(paper),
                 "families": [
-                    (title, [one for one in verdicts if one.named.paper == paper])
+                    (title, [verdict for verdict in verdicts if verdict.named.paper == paper])
                     for title, verdicts in (("tests", self.shown), ("fresh tests", self.fresh))
                 ],
-                "whys": [one for one in self.whys if one.named.paper == paper],
+                "whys": [verdict for verdict in self.whys if verdict.named.paper == paper],
                 "studies": list(
                     dict.fromkeys(x.claim.study for x in self.every if x.named.paper == paper)
                 ),
@@ -210,22 +214,28 @@ class Page:
             "papers": papers,
             "n": len(self.verdicts),
             "n_tested": len(tested),
-            "n_statements": len({one.claim.states for one in self.verdicts}),
+            "n_statements": len({verdict.claim.states for verdict in self.verdicts}),
             "whys": self.whys,
             "what_ran": self.what_ran,
             **self._answers(),
             "summary": self._summary(),
             "tuned": self._tuned(),
-            "wanted": lambda one: f"{one.claim.holds.words} {one.claim.unit}".rstrip(),
-            "words": lambda one: forest.in_words(one, self.verdicts),
+            "wanted": lambda verdict: (
+                f"{verdict.claim.holds.description} {verdict.claim.unit}".rstrip()
+            ),
+            "words": lambda verdict: forest.in_words(verdict, self.verdicts),
             "number": _number,
-            "span": lambda one, ends: " to ".join(answers.number(one.claim, x) for x in ends),
-            "signed": lambda one, effect: answers.number(one.claim, effect),
+            "span": lambda verdict, ends: " to ".join(
+                answers.number(verdict.claim, x) for x in ends
+            ),
+            "signed": lambda verdict, effect: answers.number(verdict.claim, effect),
             "supported": lambda why: SUPPORTED.get(why.word, why.text),
             "levels": _levels,
             "beside": _beside,
-            "hours": lambda one: _hours(one.runs),
-            "written": lambda one: files.when_written(one.named, self.facts, len(one.runs) > 0),
+            "hours": lambda verdict: _hours(verdict.runs),
+            "written": lambda verdict: files.when_written(
+                verdict.named, self.facts, len(verdict.runs) > 0
+            ),
             "plain": _plain,
         }
 
@@ -233,16 +243,18 @@ class Page:
         """The first table, and what no scale changes. Size smoke has none."""
         if self.size == "smoke":
             return {"answers": [], "no_scale": []}
-        verdicts = {one.named.id: one for one in self.every}
+        verdicts = {verdict.named.id: verdict for verdict in self.every}
         by_paper = {paper: answers.of_paper(paper, self.root) for paper in self.claims}
-        known = {paper: one for paper, one in by_paper.items() if one is not None}
+        known = {paper: answer for paper, answer in by_paper.items() if answer is not None}
         return {
             "answers": [
-                answers.line(one, verdicts, self.runs[self.runs["paper"] == paper])
-                for paper, one in known.items()
+                answers.line(answer, verdicts, self.runs[self.runs["paper"] == paper])
+                for paper, answer in known.items()
             ],
             "no_scale": [
-                answers.filled(text, verdicts) for one in known.values() for text in one.no_scale
+                answers.filled(text, verdicts)
+                for answer in known.values()
+                for text in answer.no_scale
             ],
         }
 
@@ -250,12 +262,12 @@ class Page:
         """Verdicts and CPU hours by paper, and of all; a run of two claims counts once."""
         rows = [["paper", "claims", *VERDICTS, "CPU hours"]]
         for title, verdicts in [
-            *((TITLES[paper], self.of(paper)) for paper in self.claims),
+            *((TITLES[paper], self.verdicts_of(paper)) for paper in self.claims),
             ("all", self.verdicts),
         ]:
-            words = [verdict.word for verdict in verdicts]
-            counts = [len(words), *map(words.count, VERDICTS)]
-            ids = [one.named.id for one in verdicts]
+            labels = [verdict.word for verdict in verdicts]
+            counts = [len(labels), *map(labels.count, VERDICTS)]
+            ids = [verdict.named.id for verdict in verdicts]
             runs = self.runs[self.runs["claim"].isin(ids)]
             rows.append([title, *map(str, counts), _hours(runs)])
         return rows
@@ -263,19 +275,21 @@ class Page:
     def _tuned(self) -> list[list[str]]:
         """What was chosen, and which of its numbers lie at an end of those that the study tried."""
         rows = [["paper", "study", "method", "chosen", "trials", "at an end"]]
-        for (paper, study), of in self.trials.groupby(["paper", "study"], sort=False):
+        for (paper, study), trials in self.trials.groupby(["paper", "study"], sort=False):
             tried: dict[str, set[float]] = {}
-            for key, value in itertools.chain(*map(NUMBER.findall, of["values"])):
+            for key, value in itertools.chain(*map(NUMBER.findall, trials["values"])):
                 tried.setdefault(key, set()).add(float(value))
-            for one in of[of["chosen"] == "yes"].itertuples():
+            for trial in trials[trials["chosen"] == "yes"].itertuples():
                 ends = [
                     f"{key}: the {word}"
-                    for key, value in NUMBER.findall(one.values)
+                    for key, value in NUMBER.findall(trial.values)
                     for word, end in (("smallest", min), ("largest", max))
                     if len(tried[key]) > 1 and float(value) == end(tried[key])
                 ]
-                n = str((of["recipe"] == one.recipe).sum())
-                rows.append([paper, study, one.recipe, one.values, n, ", ".join(ends) or "none"])
+                n = str((trials["recipe"] == trial.recipe).sum())
+                rows.append(
+                    [paper, study, trial.recipe, trial.values, n, ", ".join(ends) or "none"]
+                )
         return rows
 
 
@@ -292,28 +306,28 @@ def _csv(frame: pd.DataFrame, digits: int = 10) -> bytes:
     return as_csv(list(frame.columns), frame.itertuples(index=False, name=None), digits)
 
 
-def _number(one: Verdict, tested: Tested | None) -> str:
+def _number(verdict: Verdict, tested: Tested | None) -> str:
     """A tested number: its mean, with the interval."""
     if tested is None or tested.mean is None:
         return NONE
-    return answers.number(one.claim, tested.mean, None if one.counted else tested.interval)
+    return answers.number(verdict.claim, tested.mean, None if verdict.counted else tested.interval)
 
 
-def _levels(one: Verdict) -> str:
+def _levels(verdict: Verdict) -> str:
     """What the methods reach: `near: a 73.00, b 63.00; far: a 61.00, b 58.00`."""
-    values = one.values[one.values["role"] != BESIDE].drop_duplicates(["scenario", "item"])
+    values = verdict.values[verdict.values["role"] != BESIDE].drop_duplicates(["scenario", "item"])
     by_level: dict[str, list[str]] = {}
-    for (scenario, recipe), of in values.groupby(["scenario", "recipe"], sort=False):
-        mean = f"{recipe} {fmean(of['value']):z.{one.claim.decimals}f}"
+    for (scenario, recipe), rows in values.groupby(["scenario", "recipe"], sort=False):
+        mean = f"{recipe} {fmean(rows['value']):z.{verdict.claim.decimals}f}"
         by_level.setdefault(scenario, []).append(mean)
     return "; ".join(f"{scenario}: {', '.join(means)}" for scenario, means in by_level.items())
 
 
-def _beside(one: Verdict) -> list[str]:
+def _beside(verdict: Verdict) -> list[str]:
     """The numbers that are not tested: their means over the seeds, with intervals."""
-    decimals, texts = one.claim.decimals, []
-    for part, of in one.values[one.values["role"] == BESIDE].groupby("part", sort=False):
-        numbers = by_seed(of).values()
+    decimals, texts = verdict.claim.decimals, []
+    for part, rows in verdict.values[verdict.values["role"] == BESIDE].groupby("part", sort=False):
+        numbers = by_seed(rows).values()
         text, ends = f"{part}, {fmean(numbers):z.{decimals}f}", interval(spread(numbers))
         if ends is not None:
             text += f" ({ends[0]:z.{decimals}f} to {ends[1]:z.{decimals}f})"

@@ -37,28 +37,28 @@ def write(
     facts = what_was_run(measured, targets.values())
     files = {
         f"{name}.{ending}": content
-        for name, one in built.items()
-        for ending, content in one.files.items()
+        for name, part in built.items()
+        for ending, content in part.files.items()
     }
-    sections = [(targets[name], one) for name, one in built.items()]
+    sections = [(targets[name], part) for name, part in built.items()]
     title = f"{TITLES[paper]}: the paper's tables and figures, size {size}"
     context = {"title": title, "size": size, "sections": sections, "facts": facts}
     pictures = {name: content for name, content in files.items() if name.endswith(".png")}
     page = html_page(title, render("paper.md.j2", context, TEMPLATES), pictures)
-    for target, one in sections:
-        files[f"{target.id}.md"] = text(target, one, size, facts).encode()
-    place = root / (folder or studies.RESULTS / paper / size / "report")
-    replace_folder(place, files | {"report.html": page.encode()})
-    whole = sum(not one.missing for one in built.values())
+    for target, part in sections:
+        files[f"{target.id}.md"] = text(target, part, size, facts).encode()
+    output = root / (folder or studies.RESULTS / paper / size / "report")
+    replace_folder(output, files | {"report.html": page.encode()})
+    whole = sum(not part.missing for part in built.values())
     log.info(
         "%s, size %s: %d of %d tables and figures are whole: %s",
         paper,
         size,
         whole,
         len(built),
-        place,
+        output,
     )
-    return place
+    return output
 
 
 def text(
@@ -75,8 +75,8 @@ def what_was_run(measured: Measured, targets: Iterable[Target]) -> dict[str, str
     """What was run of each study that the targets read runs of, in one line."""
     used = {study for target in targets if target.is_trained for study in target.studies}
     return {
-        name: f"{one.what}: {_ran(measured, one)}"
-        for name, one in measured.studies.items()
+        name: f"{study.what}: {_ran(measured, study)}"
+        for name, study in measured.studies.items()
         if name in used
     }
 

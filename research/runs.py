@@ -114,14 +114,14 @@ class Measured:
     def group(self, address: Mapping[str, Any]) -> Group:
         """The finished runs of {study, scenario, recipe}, by seed, and the seeds that diverged."""
         study = known("study", address.get("study"), self.studies)
-        place = Address(study, str(address.get("scenario")), str(address.get("recipe")))
-        if place not in self.used:
-            runs = [run for run in self.of_study(study) if (run.scenario, run.recipe) == place[1:]]
+        key = Address(study, str(address.get("scenario")), str(address.get("recipe")))
+        if key not in self.used:
+            runs = [run for run in self.of_study(study) if (run.scenario, run.recipe) == key[1:]]
             items = (item.rsplit("-", 1) for item in self.diverged_items(study))
-            seeds = (int(seed) for item, seed in items if item == f"{place[1]}-{place[2]}")
+            seeds = (int(seed) for item, seed in items if item == f"{key[1]}-{key[2]}")
             by_seed = sorted(runs, key=lambda run: run.seed)
-            self.used[place] = Group(tuple(by_seed), tuple(sorted(seeds)))
-        return self.used[place]
+            self.used[key] = Group(tuple(by_seed), tuple(sorted(seeds)))
+        return self.used[key]
 
     def mark(self, address: Mapping[str, Any]) -> str:
         """The text behind a number of {study, scenario, recipe}: ` LEAK`, ` [1]` for notes,
@@ -140,7 +140,7 @@ class Measured:
             and address["recipe"] in content["recipe_names"]
         )
 
-    def found(
+    def finished(
         self, address: Mapping[str, Any], name: str, missing: list[str]
     ) -> tuple[ItemResult, ...]:
         """The finished runs of {study, scenario, recipe}, by seed.
@@ -207,13 +207,13 @@ def mark(group: Group, used: Mapping[Address, Group]) -> str:
 def remarks(used: Mapping[Address, Group]) -> Iterator[str]:
     """One sentence for each leak, each numbered note, and each address with a diverged seed."""
     for leak in dict.fromkeys(leak for group in used.values() for leak in group.leaks):
-        who = _who([place for place, group in used.items() if leak in group.leaks], used)
+        who = _who([address for address, group in used.items() if leak in group.leaks], used)
         yield (
             f"LEAK: {who}: {leak}. Such a number says nothing about unseen samples and is not "
             "ranked."
         )
     for number, notes in enumerate(_all_notes(used), start=1):
-        who = _who([place for place, group in used.items() if notes in group.notes], used)
+        who = _who([address for address, group in used.items() if notes in group.notes], used)
         yield f"[{number}] {who}: {'; '.join(notes)}."
     for (study, scenario, recipe), group in used.items():
         if group.diverged:
@@ -237,9 +237,11 @@ def _who(places: Sequence[Address], used: Mapping[Address, Group]) -> str:
     Without brackets, it is all places of the study.
     """
     names = []
-    for study in dict.fromkeys(place.study for place in places):
-        listed = [place for place in places if place.study == study]
-        every = [place for place, group in used.items() if place.study == study and group.runs]
-        some = ", ".join(f"{place.scenario} {place.recipe}" for place in listed)
+    for study in dict.fromkeys(address.study for address in places):
+        listed = [address for address in places if address.study == study]
+        every = [
+            address for address, group in used.items() if address.study == study and group.runs
+        ]
+        some = ", ".join(f"{address.scenario} {address.recipe}" for address in listed)
         names.append(study if listed == every else f"{study} ({some})")
     return ", ".join(names)

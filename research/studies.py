@@ -135,9 +135,9 @@ def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
     return {name: resolved(paper, name, size, studies, f"{path}: study") for name in studies}
 
 
-def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where: str) -> Study:
-    """One of `studies`, at a size. UserError for a `like` that leads nowhere; `where` begins it."""
-    whole = _resolved(name, studies, where, ())
+def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], kind: str) -> Study:
+    """One of `studies`, at a size. UserError for a `like` that leads nowhere; `kind` begins it."""
+    whole = _resolved(name, studies, kind, ())
     content = {key: value for key, value in whole.items() if key not in ABOUT}
     if size != "paper":
         content = _laid_over(content, whole.get(size) or {})
@@ -150,16 +150,16 @@ def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where
 
 
 def _resolved(
-    name: str, studies: Mapping[str, Any], where: str, followed: tuple[str, ...]
+    name: str, studies: Mapping[str, Any], kind: str, followed: tuple[str, ...]
 ) -> dict[str, Any]:
     """A study with the settings of those that it is like."""
-    study = studies[known(where, name, studies)] or {}
+    study = studies[known(kind, name, studies)] or {}
     base = study.get("like")
     if base is None:
         return copy.deepcopy(dict(study))
     if base in followed or base == name:
-        raise UserError(f"{where} {name!r} is like itself, by way of {base!r}")
-    inherited = _resolved(base, studies, where, (*followed, name))
+        raise UserError(f"{kind} {name!r} is like itself, by way of {base!r}")
+    inherited = _resolved(base, studies, kind, (*followed, name))
     for entries, names in REPLACED.items():
         if entries in study:
             for settings in (inherited, *(inherited.get(size) or {} for size in SIZES)):

@@ -35,17 +35,17 @@ from research import replicas, studies
 log = logging.getLogger(__name__)
 
 
-def execute(place: Workspace, study: studies.Study, is_trained: bool = True) -> None:
-    """Runs what is left of a study, in its folder below `place.root`.
+def execute(outer: Workspace, study: studies.Study, is_trained: bool = True) -> None:
+    """Runs what is left of a study, in its folder below `outer.root`.
 
     `is_trained`: False ends it with the partitions.
     """
     replicas.register()
-    inside = workspace(place, study)
+    inside = workspace(outer, study)
     name = f"{study.paper} {study.name}"
     if not study.is_run:
         shutil.rmtree(inside.root, ignore_errors=True)
-    write_whole(inside.root / config.FILE, study.yaml(place.root))
+    write_whole(inside.root / config.FILE, study.yaml(outer.root))
     if not study.is_run:
         log.info("%s: not run at size %s", name, study.size)
         return
@@ -56,7 +56,7 @@ def execute(place: Workspace, study: studies.Study, is_trained: bool = True) -> 
     check.check(settings)
     prepared(inside, settings)
     if is_trained and settings.tune is not None:
-        write_whole(inside.root / config.FILE, tuned(place, study, settings).yaml(place.root))
+        write_whole(inside.root / config.FILE, tuned(outer, study, settings).yaml(outer.root))
         settings = config.load(inside.root)
     partitions(inside, settings)
     if not is_trained:
@@ -66,14 +66,14 @@ def execute(place: Workspace, study: studies.Study, is_trained: bool = True) -> 
     write_whole(inside.root / studies.DIVERGED, json.dumps(diverged, indent=2) + "\n")
 
 
-def tuned(place: Workspace, study: studies.Study, settings: config.Config) -> studies.Study:
+def tuned(outer: Workspace, study: studies.Study, settings: config.Config) -> studies.Study:
     """The study with the best values of each method, after the trials that are missing.
 
     UserError if all trials of a method diverge.
     """
     content = copy.deepcopy(dict(study.content))
     seeds = " ".join(map(str, content.pop("tune")["seeds"]))
-    inside = workspace(place, replace(study, kind="tune"))
+    inside = workspace(outer, replace(study, kind="tune"))
     record: dict[str, list[list[Any]]] = {}
     plan = search.tuning(settings)
     with located(source="claims.yaml"):
@@ -85,27 +85,31 @@ def tuned(place: Workspace, study: studies.Study, settings: config.Config) -> st
             entry[section] = (entry.get(section) or {}) | keys
         # A mean of fewer rounds or seeds is no number beside the others.
         record[recipe] = [
-            [one.point.words, float(f"{one.metric:.6g}") if one in result.finals else None, seeds]
-            for one in ranked
+            [
+                trial.point.description,
+                float(f"{trial.metric:.6g}") if trial in result.finals else None,
+                seeds,
+            ]
+            for trial in ranked
         ]
     text = json.dumps(record, indent=1, sort_keys=True) + "\n"
-    write_whole(place.root / study.folder / studies.TUNED, text)
+    write_whole(outer.root / study.folder / studies.TUNED, text)
     return replace(study, content=content)
 
 
-def workspace(place: Workspace, study: studies.Study) -> Workspace:
-    """The study's folders below `place.root`."""
-    tags = {**place.tags, "paper": study.paper, "study": study.name, "size": study.size}
+def workspace(outer: Workspace, study: studies.Study) -> Workspace:
+    """The study's folders below `outer.root`."""
+    tags = {**outer.tags, "paper": study.paper, "study": study.name, "size": study.size}
     return replace(
-        place, root=place.root / study.folder, data=place.root / study.data_folder, tags=tags
+        outer, root=outer.root / study.folder, data=outer.root / study.data_folder, tags=tags
     )
 
 
-def prepared(place: Workspace, settings: config.Config) -> None:
+def prepared(inside: Workspace, settings: config.Config) -> None:
     """Makes the study's data as tensors, unless they are there as its settings and today's code
     would make them."""
-    path, (made_of,) = place.dataset(settings.data.name), preparing(settings).values()
+    path, (made_of,) = inside.dataset(settings.data.name), preparing(settings).values()
     note = path.with_suffix(".made")
     if not (path.is_file() and note.is_file() and note.read_text() == made_of):
-        prepare.run(place)
+        prepare.run(inside)
         write_whole(note, made_of)

@@ -104,12 +104,12 @@ class Cell(NamedTuple):
             cell += f" ({self.gain_reported:+.{self.decimals}f})"
         return cell
 
-    def line(self, place: Place) -> list[object]:
+    def line(self, position: Place) -> list[object]:
         """Its line of the CSV file."""
         mean, std, n = self.measured or (None, None, 0)
         difference = None if mean is None or self.reported is None else mean - self.reported
         notes = "; ".join(note for notes in self.group.notes for note in notes)
-        cells = [*place, mean, std, n, len(self.group.diverged), self.reported]
+        cells = [*position, mean, std, n, len(self.group.diverged), self.reported]
         cells += [self.reported_spread, difference, "; ".join(self.group.leaks), notes]
         gain = (self.gain and self.gain.spread) or (None, None)
         return [*cells, *gain[:2], self.gain_reported]
@@ -123,14 +123,14 @@ class Table:
             self.spec = validated(Spec, target.spec)
         self.target, self.measured = target, measured
         options = self.spec.model_dump(include={"statistic", "scale", "decimals"})
-        self.at = {place: options | at for place, at in addresses(target).items()}
+        self.at = {position: options | at for position, at in addresses(target).items()}
         axes = self.spec.rows, self.spec.columns
         self.methods, self.settings = axes if self.spec.methods == "rows" else axes[::-1]
         self.bases = self._bases()
-        self.cells = {place: self._cell(place) for place in self.at}
+        self.cells = {position: self._cell(position) for position in self.at}
         self.agreement = self._agreement()
 
-    def place(self, method: str, setting: str) -> Place:
+    def position(self, method: str, setting: str) -> Place:
         """The row and column of a method in a setting."""
         return (method, setting) if self.spec.methods == "rows" else (setting, method)
 
@@ -141,13 +141,13 @@ class Table:
             allowed = (*self.spec.rows, *self.spec.columns)
             known(f"{self.target.id}: gains: row or column", title, allowed)
         base_of = {(r, c): (bases.get(r, r), bases.get(c, c)) for r, c in self.at}
-        return {place: base for place, base in base_of.items() if base != place}
+        return {position: base for position, base in base_of.items() if base != position}
 
-    def _cell(self, place: Place) -> Cell:
-        at, base = self.at[place], self.bases.get(place)
-        cell = Cell(at["decimals"], *self._reported(place))
+    def _cell(self, position: Place) -> Cell:
+        at, base = self.at[position], self.bases.get(position)
+        cell = Cell(at["decimals"], *self._reported(position))
         if base is not None:
-            cell = cell._replace(gain_reported=self._reported_gain(place, base))
+            cell = cell._replace(gain_reported=self._reported_gain(position, base))
         if "study" not in at:  # a row or column of the paper that can't be run
             return cell
         if not self.measured.is_wanted(at):
@@ -157,19 +157,19 @@ class Table:
         if value is None:
             instead = group.divergence or (NOT_MEASURED if group.runs else NOT_YET)
             return cell._replace(instead=instead, group=group)
-        gain = None if base is None or "study" not in self.at[base] else self._gain(place, base)
+        gain = None if base is None or "study" not in self.at[base] else self._gain(position, base)
         mark = self.measured.mark(at)
         return cell._replace(instead="", measured=value, mark=mark, group=group, gain=gain)
 
-    def _gain(self, place: Place, base: Place) -> Comparison | None:
+    def _gain(self, position: Place, base: Place) -> Comparison | None:
         """The difference of two cells, seed by seed."""
-        at = self.at[place]
+        at = self.at[position]
         return contrasts.gain(self.measured, at, self.at[base], at["statistic"], at["scale"])
 
-    def _reported(self, place: Place) -> tuple[float | None, float | None, str]:
+    def _reported(self, position: Place) -> tuple[float | None, float | None, str]:
         """The paper's number, the spread beside it, and both as printed."""
-        of = self.spec.rows[place[0]], self.spec.columns[place[1]]
-        titles = [one.get("reported", title) for one, title in zip(of, place, strict=True)]
+        axes = self.spec.rows[position[0]], self.spec.columns[position[1]]
+        titles = [axis.get("reported", title) for axis, title in zip(axes, position, strict=True)]
         number = self.target.printed(*titles)
         number, spread = number if isinstance(number, list) else (number, None)
         if not isinstance(number, int | float):
@@ -179,26 +179,26 @@ class Table:
         printed = f"{as_printed(number)} ± {as_printed(spread)}"
         return float(number), float(spread), printed
 
-    def _reported_gain(self, place: Place, base: Place) -> float | None:
+    def _reported_gain(self, position: Place, base: Place) -> float | None:
         """The paper's gain: the printed one, else the difference of its numbers."""
         reported = self.target.reported or {}
-        printed = reported.get("gains", {}).get(place[0])
-        if printed and printed[list(reported["columns"]).index(place[1])] is not None:
-            return float(printed[list(reported["columns"]).index(place[1])])
-        (one, *_), (other, *_) = self._reported(place), self._reported(base)
-        return None if one is None or other is None else one - other
+        printed = reported.get("gains", {}).get(position[0])
+        if printed and printed[list(reported["columns"]).index(position[1])] is not None:
+            return float(printed[list(reported["columns"]).index(position[1])])
+        (gain, *_), (other, *_) = self._reported(position), self._reported(base)
+        return None if gain is None or other is None else gain - other
 
     def ranked(self) -> Iterator[tuple[str, int, dict[str, Cell]]]:
         """(title, sign, compared methods) of each setting that ranks its methods. `sign` is -1 if
         lower is better."""
-        for setting, of in self.settings.items():
-            better = of.get("better", self.spec.better)
+        for setting, column in self.settings.items():
+            better = column.get("better", self.spec.better)
             if better != "none":
                 yield (
                     setting,
                     -1 if better == "lower" else 1,
                     {
-                        name: self.cells[self.place(name, setting)]
+                        name: self.cells[self.position(name, setting)]
                         for name, method in self.methods.items()
                         if method.get("compared", True)
                     },
@@ -223,7 +223,7 @@ class Table:
                     agreement[setting] = tau, len(pairs)
         return agreement
 
-    def words(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
         """For each setting: the agreement of the rankings, and the claimed method against the
         others."""
         for setting, sign, cells in self.ranked():
@@ -241,7 +241,7 @@ class Table:
                     means[name] = sign * cell.mean
             if means and claim in cells and cells[claim].mean is not None:
                 rival = max(means, key=lambda name: means[name])
-                gain = self._gain(self.place(claim, setting), self.place(rival, setting))
+                gain = self._gain(self.position(claim, setting), self.position(rival, setting))
                 best = f"the best other ({rival})"
                 parts.append(
                     f"{claim} less {best} is {evidence(gain, cells[claim].decimals)}"
@@ -251,12 +251,12 @@ class Table:
             if parts:
                 yield f"{setting}: {'; '.join(parts)}."
 
-    def words_on_gains(self) -> Iterator[str]:
+    def sentences_on_gains(self) -> Iterator[str]:
         """For each row or column of `gains`: our mean over methods, the paper's mean, and the gains
         that seeds confirm."""
         decimals = self.spec.decimals
         for title, base in self.spec.gains.items():
-            cells = [self.cells[place] for place in self.bases if title in place]
+            cells = [self.cells[position] for position in self.bases if title in position]
             gains = [cell.gain for cell in cells if cell.gain is not None]
             if not gains:
                 continue
@@ -279,15 +279,15 @@ class Table:
 
 def build(target: Target, measured: Measured) -> Built:
     """The table. A cell without a number says why."""
-    of = Table(target, measured)
-    header = [*CSV, *(CSV_OF_GAINS if of.spec.gains else ())]
-    lines = [cell.line(place)[: len(header)] for place, cell in of.cells.items()]
-    rows, columns = of.spec.rows, of.spec.columns
+    table = Table(target, measured)
+    header = [*CSV, *(CSV_OF_GAINS if table.spec.gains else ())]
+    lines = [cell.line(position)[: len(header)] for position, cell in table.cells.items()]
+    rows, columns = table.spec.rows, table.spec.columns
     return Built(
-        [["", *columns], *([row, *(of.cells[row, c].text for c in columns)] for row in rows)],
+        [["", *columns], *([row, *(table.cells[row, c].text for c in columns)] for row in rows)],
         {"csv": as_csv(header, lines)},
-        (*of.words_on_gains(), *of.words()),
-        tuple(", ".join(p) for p, cell in of.cells.items() if cell.instead == NOT_YET),
+        (*table.sentences_on_gains(), *table.sentences()),
+        tuple(", ".join(p) for p, cell in table.cells.items() if cell.instead == NOT_YET),
     )
 
 

@@ -72,7 +72,7 @@ class Built(NamedTuple):
 
     table: Sequence[Sequence[str]]  # the first line is the header; empty if there is only a picture
     files: Mapping[str, bytes]  # by ending: csv, png, ...
-    words: tuple[str, ...]  # sentences on the paper's claim, from our numbers
+    sentences: tuple[str, ...]  # on the paper's claim, from our numbers
     missing: tuple[str, ...] = ()  # results that the target needs and that do not exist yet
     printed: Sequence[Sequence[str]] = ()  # the paper's own table, if ours has another layout
     # Leaks, notes on the data and diverged seeds of the runs that were read.
@@ -84,9 +84,9 @@ def as_printed(number: float) -> str:
     return str(RoundTripRepresenter().represent_data(number).value)
 
 
-def nothing(missing: Sequence[str], words: Sequence[str] = ()) -> Built:
+def nothing(missing: Sequence[str], sentences: Sequence[str] = ()) -> Built:
     """A target without runs."""
-    return Built((), {}, tuple(words), tuple(missing) or (() if words else (NOT_HERE,)))
+    return Built((), {}, tuple(sentences), tuple(missing) or (() if sentences else (NOT_HERE,)))
 
 
 def of_targets(paper: str, root: Path) -> dict[str, Target]:
@@ -109,15 +109,15 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
     return targets
 
 
-def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+def address(target: str, setting: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
     """{study, scenario, recipe, ...} of a row in a column, or of a line in a panel.
 
-    `place` is the title of the column or panel. Later parts override earlier parts. A part's `at`
+    `setting` is the title of the column or panel. Later parts override earlier parts. A part's `at`
     overrides all parts for that title, for a method with settings of its own (`at: {title: {study:
     other}}`). `{key}` in a text stands for the value of that key: `method: fedprox` and `recipe:
     "{method}+ccn"`. UserError for an unknown key in a text.
     """
-    special = [dict(part.get("at", {})).get(place, {}) for part in parts]
+    special = [dict(part.get("at", {})).get(setting, {}) for part in parts]
     whole = {
         key: value for part in (*parts, *special) for key, value in part.items() if key != "at"
     }

@@ -27,7 +27,7 @@ DOCS = Path("docs") / "results"  # in a checkout
 
 def targets(root: Path) -> list[tuple[str, Target]]:
     """(title of the paper, target) of every table and figure."""
-    return [(TITLES[name], one) for name in PAPERS for one in of_targets(name, root).values()]
+    return [(TITLES[name], target) for name in PAPERS for target in of_targets(name, root).values()]
 
 
 def estimated(workspace: Workspace, paper: str, size: str, name: str | None = None) -> str:
@@ -84,22 +84,22 @@ def claims(
     known_ = Committed(workspace.root / DOCS if size != "smoke" else None)
     folder = workspace.root / RESULTS / "claims" / size
     wanted = chosen(by_paper, paper, name).values()
-    needed = [one for one in wanted if not (missing and known_.look(one) >= 0)]
+    needed = [claim for claim in wanted if not (missing and known_.look(claim) >= 0)]
     if len(needed) < len(wanted):
         log.info("%d of %d claims have committed numbers", len(wanted) - len(needed), len(wanted))
     if running:
-        commits = {of: committed.commit_of(one.path) for of, one in by_paper.items()}
+        commits = {other: committed.commit_of(claim.path) for other, claim in by_paper.items()}
         # Imported here: it imports mlflow, which takes seconds.
         from research.study import execute
 
-        for of, study in dict.fromkeys((one.paper, one.claim.study) for one in needed):
-            claims_ = by_paper[of]
+        for other, study in dict.fromkeys((claim.paper, claim.claim.study) for claim in needed):
+            claims_ = by_paper[other]
             # All claims on the study: its runs decide them too.
-            begun = [one for one in claims_.every.values() if one.claim.study == study]
-            measured = Measured(of, size, workspace.root, claims_.studies)
-            ended = {one.key for one in measured.of_study(study)}
+            begun = [claim for claim in claims_.every.values() if claim.claim.study == study]
+            measured = Measured(other, size, workspace.root, claims_.studies)
+            ended = {run.key for run in measured.of_study(study)}
             ended |= {*measured.diverged_items(study)}
-            ended |= {item for one in begun for item in known_.runs_of(one)["item"]}
+            ended |= {item for claim in begun for item in known_.runs_of(claim)["item"]}
             committed.declare(folder, begun, commits, ended)
             plan = claims_.studies[study]
             for seeds in plan.looks or [len(plan.content["seeds"])]:
@@ -117,8 +117,8 @@ def claims(
 def _is_open(page: Page, claims_: Collection[Named]) -> bool:
     """Whether more seeds could decide one of the claims."""
     ids = {claim.id for claim in claims_}
-    judged = [one for one in page.every if one.named.id in ids]
-    return any(one.word == UNDECIDED and not one.diverged for one in judged)
+    judged = [verdict for verdict in page.every if verdict.named.id in ids]
+    return any(verdict.word == UNDECIDED and not verdict.diverged for verdict in judged)
 
 
 def chosen(by_paper: Mapping[str, Claims], paper: str | None, name: str | None) -> dict[str, Named]:
@@ -126,6 +126,6 @@ def chosen(by_paper: Mapping[str, Claims], paper: str | None, name: str | None) 
     if paper is not None:
         known("paper with claims", paper, by_paper)
     every: dict[str, Named] = {}
-    for of, claims_ in by_paper.items():
-        every |= claims_.every if paper in (None, of) else {}
+    for other, claims_ in by_paper.items():
+        every |= claims_.every if paper in (None, other) else {}
     return every if name is None else {name: every[known("claim", name, every)]}

@@ -168,7 +168,7 @@ class Verdict(NamedTuple):
         if self.diverged or self.weakest is None:
             return UNDECIDED
         if self.counted:
-            sides = [[one.side * d > 0 for d in one.compared.differences] for one in self.tested]
+            sides = [[part.side * d > 0 for d in part.compared.differences] for part in self.tested]
             if all(map(all, sides)):
                 return HELD
             return UNDECIDED if all(map(any, sides)) else NOT_HELD
@@ -188,7 +188,7 @@ class Verdict(NamedTuple):
 
     def _within(self, loss: bool) -> bool:
         """Whether no number may be above the margin, or with `loss` below minus the margin."""
-        margin, ends = self.claim.margin, [one.adjusted for one in self.tested]
+        margin, ends = self.claim.margin, [part.adjusted for part in self.tested]
         if margin is None:
             return False
         return all(end and (end[0] > -margin if loss else end[1] < margin) for end in ends)
@@ -200,10 +200,10 @@ class Verdict(NamedTuple):
         if self.missing or not is_compared or not ACCURACY.fullmatch(self.claim.statistic):
             return ""
         tested = self.values[self.values["role"] != BESIDE]
-        of = tested.assign(accuracy=tested["value"] / self.claim.scale)
+        rows = tested.assign(accuracy=tested["value"] / self.claim.scale)
         if self.claim.statistic.endswith("_std"):
-            of = tested[["scenario", "recipe", "item"]].merge(self.runs, on="item")
-        means = of.groupby(["scenario", "recipe"])["accuracy"].mean()
+            rows = tested[["scenario", "recipe", "item"]].merge(self.runs, on="item")
+        means = rows.groupby(["scenario", "recipe"])["accuracy"].mean()
         highest, lowest = 100 * means.max(), 100 * means.min()
         if highest <= 100 * (CHANCE + NEAR_CHANCE):
             return (
@@ -226,7 +226,7 @@ class Verdict(NamedTuple):
         if self.weakest is None:
             if self.never[0]:
                 return "Where no run reaches the accuracy, nothing is compared."
-            seeds = min((len(one.compared.differences) for one in self.tested), default=0)
+            seeds = min((len(part.compared.differences) for part in self.tested), default=0)
             return f"{seeds} of {len(self.named.seeds(self.look))} seeds have the number."
         if self.counted:
             return ""
@@ -282,28 +282,28 @@ class Verdict(NamedTuple):
         """The probability of the likeliest verdict over n seeds. Where all numbers must agree it is
         a lower bound: the probabilities that one of them does not are added."""
         level, claim = self._of_look(LEVEL / self.n_tests, -1), self.claim
-        parts = [(one.side * one.compared.mean, one.compared.deviation) for one in self.tested]
+        parts = [(part.side * part.compared.mean, part.compared.deviation) for part in self.tested]
         share = self._of_look(LEVEL / self.n_tests / self._numbers, -1)
         held = 1 - sum(1 - power(mean, deviation, n, level) for mean, deviation in parts)
         not_held = max(power(-mean, deviation, n, share) for mean, deviation in parts)
         if claim.margin is None:
             return max(held, not_held)
         rooms = [
-            (claim.margin - one.bound - one.compared.mean, one.compared.deviation)
-            for one in self.tested
+            (claim.margin - part.bound - part.compared.mean, part.compared.deviation)
+            for part in self.tested
         ]
         no_gain = 1 - sum(1 - power(room, deviation, n, share) for room, deviation in rooms)
         return max(held, not_held, no_gain)
 
     def _of_look(self, level: float, look: int) -> float:
         """What a look, or the last one (-1), has of the level that all looks share."""
-        of = fractions(self.named)
-        return levels(of, level / T_EXCESS)[look] if len(of) > 1 else level
+        looks = fractions(self.named)
+        return levels(looks, level / T_EXCESS)[look] if len(looks) > 1 else level
 
     @property
     def _numbers(self) -> int:
         """How many numbers are tested. A number between two bounds is one."""
-        return max(1, len({one.part for one in self.tested}))
+        return max(1, len({part.part for part in self.tested}))
 
     @property
     def p_words(self) -> str:
@@ -316,10 +316,10 @@ class Verdict(NamedTuple):
     def fedavg(self) -> tuple[float | None, float | None]:
         """FedAvg's accuracy here, in the scenario of the weakest number, and in the paper, %."""
         printed, scenario = self.printed, self._scenario
-        of = self.runs.set_index("item")["accuracy"]
+        rows = self.runs.set_index("item")["accuracy"]
         if LEVELS.fullmatch(self.claim.statistic):
-            of = self.values.drop_duplicates("item").set_index("item")["value"] / self.claim.scale
-        here = of[of.index.str.rsplit("-", n=1).str[0] == f"{scenario}-fedavg"].mean()
+            rows = self.values.drop_duplicates("item").set_index("item")["value"] / self.claim.scale
+        here = rows[rows.index.str.rsplit("-", n=1).str[0] == f"{scenario}-fedavg"].mean()
         return None if math.isnan(here) else 100 * here, printed.fedavg if printed else None
 
 
@@ -338,8 +338,10 @@ def adjust(groups: Sequence[Sequence[Verdict]]) -> list[Verdict]:
     at = [1] * len(groups)
     while True:
         shown = _shown([looks[:n] for looks, n in zip(groups, at, strict=True)])
-        going = [i for i, one in enumerate(shown) if one.word == UNDECIDED and groups[i][at[i] :]]
-        early = [i for i, one in enumerate(shown) if max(one.look, 0) + 1 < at[i]]
+        going = [
+            i for i, verdict in enumerate(shown) if verdict.word == UNDECIDED and groups[i][at[i] :]
+        ]
+        early = [i for i, verdict in enumerate(shown) if max(verdict.look, 0) + 1 < at[i]]
         if going:
             at[min(going, key=at.__getitem__)] += 1
         elif early:
@@ -352,23 +354,26 @@ def adjust(groups: Sequence[Sequence[Verdict]]) -> list[Verdict]:
 def _shown(groups: Sequence[Sequence[Verdict]]) -> list[Verdict]:
     """Each claim at the first look that decides it with the last p of all claims, else at its last
     look."""
-    ps = {place: looks[-1].p for place, looks in enumerate(groups) if not looks[0].counted}
+    ps = {index: looks[-1].p for index, looks in enumerate(groups) if not looks[0].counted}
     adjusted = [
-        [_adjusted(one, ps, place) if place in ps else one for one in of]
-        for place, of in enumerate(groups)
+        [_adjusted(verdict, ps, index) if index in ps else verdict for verdict in looks]
+        for index, looks in enumerate(groups)
     ]
-    return [next((one for one in of if one.word != UNDECIDED), of[-1]) for of in adjusted]
+    return [
+        next((verdict for verdict in looks if verdict.word != UNDECIDED), looks[-1])
+        for looks in adjusted
+    ]
 
 
-def _adjusted(one: Verdict, ps: dict[int, float], place: int) -> Verdict:
+def _adjusted(verdict: Verdict, ps: dict[int, float], index: int) -> Verdict:
     """A claim at one of its looks, with its adjusted p among the p of all claims, and the level of
     its adjusted intervals."""
-    at = ps | {place: one.p}
-    holm_p = dict(zip(at, holm([*at.values()]), strict=True))[place]
-    level = one._of_look(LEVEL / len(ps) / one._numbers, max(one.look, 0))
-    tested = tuple(part._replace(level=level) for part in one.tested)
-    weakest = None if one.weakest is None else tested[one.tested.index(one.weakest)]
-    return one._replace(holm_p=holm_p, n_tests=len(ps), tested=tested, weakest=weakest)
+    at = ps | {index: verdict.p}
+    holm_p = dict(zip(at, holm([*at.values()]), strict=True))[index]
+    level = verdict._of_look(LEVEL / len(ps) / verdict._numbers, max(verdict.look, 0))
+    tested = tuple(part._replace(level=level) for part in verdict.tested)
+    weakest = None if verdict.weakest is None else tested[verdict.tested.index(verdict.weakest)]
+    return verdict._replace(holm_p=holm_p, n_tests=len(ps), tested=tested, weakest=weakest)
 
 
 def judge(
@@ -387,7 +392,10 @@ def judge(
         last = committed.look(named)
         runs, values = committed.runs_of(named), committed.values_of(named)
     else:
-        parts = (evaluate(one, measured).assign(part=one.words) for one in named.claim.contrasts())
+        parts = (
+            evaluate(contrast, measured).assign(part=contrast.description)
+            for contrast in named.claim.contrasts()
+        )
         values = stacked(parts, VALUES)
     values = values[values["seed"].isin(named.seeds(max(last, 0)))]
     runs = runs[runs["item"].isin(named.items(max(last, 0)))]
@@ -405,15 +413,15 @@ def judge(
     return verdicts
 
 
-def _p(one: Verdict) -> tuple[float, float]:
+def _p(verdict: Verdict) -> tuple[float, float]:
     """p of the weakest part, as one of all looks, and the sign of its t."""
-    is_whole = not (one.missing or one.diverged or one.counted)
-    if not is_whole or one.weakest is None or one.weakest.compared.p is None:
+    is_whole = not (verdict.missing or verdict.diverged or verdict.counted)
+    if not is_whole or verdict.weakest is None or verdict.weakest.compared.p is None:
         return 1.0, 1.0
-    is_up, p = one.weakest.t > 0, one.weakest.compared.p
-    if len(one.named.looks) > 1:
-        p = min(1.0, T_EXCESS * p_of_look(p, fractions(one.named)[: one.look + 1]))
-    return (p, 1.0) if is_up else (min(1.0, one._numbers * p), -1.0)
+    is_up, p = verdict.weakest.t > 0, verdict.weakest.compared.p
+    if len(verdict.named.looks) > 1:
+        p = min(1.0, T_EXCESS * p_of_look(p, fractions(verdict.named)[: verdict.look + 1]))
+    return (p, 1.0) if is_up else (min(1.0, verdict._numbers * p), -1.0)
 
 
 def fractions(named: Named) -> tuple[float, ...]:
@@ -421,25 +429,32 @@ def fractions(named: Named) -> tuple[float, ...]:
     return tuple(n / named.looks[-1] for n in named.looks)
 
 
-def lines(one: Verdict) -> Iterator[list[object]]:
+def lines(verdict: Verdict) -> Iterator[list[object]]:
     """The lines of claims.csv, COLUMNS: one for each part and bound."""
-    claim = one.claim
-    here, paper = one.fedavg
-    margin = (claim.margin, "yes" if one.is_post_hoc else "")
-    printed = one.printed.effect if one.printed else None
+    claim = verdict.claim
+    here, paper = verdict.fedavg
+    margin = (claim.margin, "yes" if verdict.is_post_hoc else "")
+    printed = verdict.printed.effect if verdict.printed else None
     about = [*margin, "yes" if claim.ours else "", printed, here, paper]
-    end = [one.text, one.gate, " ".join(claim.withdrawn.split())]
-    start = [one.named.paper, one.named.id]
-    if not one.tested:
-        holds = claim.holds.words
+    end = [verdict.text, verdict.gate, " ".join(claim.withdrawn.split())]
+    start = [verdict.named.paper, verdict.named.id]
+    if not verdict.tested:
+        holds = claim.holds.description
         yield [*start, None, claim.statistic, holds, *[None] * 10, *about, "", *end]
-    for part in one.tested:
+    for part in verdict.tested:
         compared, n = part.compared, len(part.compared.differences)
         wanted = f"{'above' if part.side > 0 else 'below'} {part.bound:g}"
-        ps = (None, None) if one.counted else (compared.p, one.holm_p)
-        is_weakest = part is one.weakest
+        ps = (None, None) if verdict.counted else (compared.p, verdict.holm_p)
+        is_weakest = part is verdict.weakest
         ends = [*(part.interval or (None, None)), *(part.adjusted or (None, None))]
-        numbers = [part.mean, *ends, n, part.on_side, *ps, one.seeds_needed if is_weakest else None]
+        numbers = [
+            part.mean,
+            *ends,
+            n,
+            part.on_side,
+            *ps,
+            verdict.seeds_needed if is_weakest else None,
+        ]
         weakest = "yes" if is_weakest else ""
         yield [*start, part.part, claim.statistic, wanted, *numbers, *about, weakest, *end]
 
@@ -455,8 +470,10 @@ def _tested(
     claim, tested, is_whole = named.claim, [], True
     # Committed numbers do not say how many test samples there were. Equal ones have no test then.
     least = 0.0 if claim.contrast == "trend" else abs(claim.scale) * step(claim.statistic, ())
-    for words in [one.words for one in claim.contrasts() if one.places[0][0] != BESIDE]:
-        part = values[values["part"] == words]
+    for description in [
+        part.description for part in claim.contrasts() if part.places[0][0] != BESIDE
+    ]:
+        part = values[values["part"] == description]
         late, every = _late(named, part)
         if late and late == every:
             is_whole = False
@@ -464,9 +481,9 @@ def _tested(
         numbers = by_seed(part)
         is_whole = is_whole and len(numbers) == seeds
         for bound, side in claim.holds.bounds:
-            compared = paired(words, numbers, dict.fromkeys(numbers, bound), least)
-            tested.append(Tested(words, bound, side, compared))
-    return tuple(tested), min(tested, key=lambda one: one.t) if is_whole and tested else None
+            compared = paired(description, numbers, dict.fromkeys(numbers, bound), least)
+            tested.append(Tested(description, bound, side, compared))
+    return tuple(tested), min(tested, key=lambda part: part.t) if is_whole and tested else None
 
 
 def _late(named: Named, values: pd.DataFrame) -> tuple[set[str], set[str]]:
@@ -484,8 +501,8 @@ def _runs(named: Named, measured: Measured) -> list[dict[str, Any]]:
     """The runs of a claim that ended."""
     rows = []
     for scenario, recipe in named.claim.cells:
-        place = {"study": named.claim.study, "scenario": scenario, "recipe": recipe}
-        group = measured.group(place)
+        address = {"study": named.claim.study, "scenario": scenario, "recipe": recipe}
+        group = measured.group(address)
         rows += [_run(named.claim.study, run) for run in group.runs]
         empty = dict.fromkeys(RUNS[5:], "") | {"study": named.claim.study}
         rows += [empty | {"item": f"{scenario}-{recipe}-{seed}"} for seed in group.diverged]

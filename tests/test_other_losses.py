@@ -60,7 +60,7 @@ def mlp(batch_norm: bool = False) -> Any:
 def run(recipe: str, of: Any, loss: object = "mse", methods: Any = None, **how: Any) -> Any:
     methods = settings(recipe) if methods is None else methods
     batch_norm = how.pop("batch_norm", False) and federation.takes_norms(recipe, methods)
-    return federation.run(recipe, methods, of=of, model=mlp(batch_norm), loss=loss, **how)
+    return federation.run(recipe, methods, data=of, model=mlp(batch_norm), loss=loss, **how)
 
 
 @pytest.mark.parametrize("entry", thinned(ALONE, 2, 4))
@@ -174,7 +174,7 @@ def test_clients_with_models_of_their_own_are_scored_together() -> None:
     """R^2 over all clients' samples at once, though each silo sends sums of its own."""
     of = small(torch.float64)
     made = federation.simulation(
-        "fedper", {}, of=of, model=mlp(), loss="mse", dtype=torch.float64, cohort=6
+        "fedper", {}, data=of, model=mlp(), loss="mse", dtype=torch.float64, cohort=6
     )
     outcome = made.run()
     answers, y = [], []

@@ -196,8 +196,8 @@ def test_methods_lists_an_installed_one_and_one_that_fails(place: Path) -> None:
     assert {"fedavg", "scaffold", "fedx", "fedy"} <= {*lines}
     assert "mu = 0.1" in lines[lines.index("fedx") + 1]
     assert "package one-package can't be imported" in lines[lines.index("fedy") + 1]
-    assert "class FedX(Component)" in shown.one("stranger.fedx.FedX", with_source=True)
-    assert "fedx+scaffold: composes" in shown.one("scaffold+fedx")
+    assert "class FedX(Component)" in shown.description("stranger.fedx.FedX", with_source=True)
+    assert "fedx+scaffold: composes" in shown.description("scaffold+fedx")
 
 
 def test_a_run_of_our_methods_looks_for_no_packages() -> None:

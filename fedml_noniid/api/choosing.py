@@ -106,16 +106,16 @@ def choose(
     >>> choice.final["recipe"].iloc[0]
     'fedavg'
     """
-    where = "choose"
-    check_data(where, data, Data, Split)
-    given = {"seeds": [0], "processes": processes, **options}
+    caller = "choose"
+    check_data(caller, data, Data, Split)
+    options = {"seeds": [0], "processes": processes, **options}
     if isinstance(data, Data):
-        given.setdefault("validation", HELD_OUT)
-    data = data if isinstance(data, Split) else without_unseen(where, data, given)
-    callbacks, given = running.callbacks_of(where, given)
-    entries = running.entries_of(where, recipes)
-    config = running.settings_of(where, data, entries, given, "")
-    with settings.arguments(where):
+        options.setdefault("validation", HELD_OUT)
+    data = data if isinstance(data, Split) else without_unseen(caller, data, options)
+    callbacks, options = running.callbacks_of(caller, options)
+    entries = running.entries_of(caller, recipes)
+    config = running.settings_of(caller, data, entries, options, "")
+    with settings.arguments(caller):
         for key in search or {}:
             unknown((), key, SEARCH)
         wanted = validated(ChooseSettings, settings.plain(search or {}))
@@ -130,7 +130,7 @@ def choose(
     def answer(request: Request) -> Answers:
         laid_out = plan.laid_out(request)
         units = [(laid_out, unit) for unit in laid_out.units()]
-        ended = running.executed(where, data, units, callbacks, progress, folder)
+        ended = running.executed(caller, data, units, callbacks, progress, folder)
         indices = dict[str, Indices]()
         finals: dict[str, list[dict[str, float]]] = {entry: [] for entry in laid_out.recipe_names}
         for (_, unit), files in zip(units, ended, strict=True):
@@ -144,6 +144,6 @@ def choose(
             finals[unit.recipe].append(numbers(scores))
         return {e: own if len(own) == len(request.seeds) else [] for e, own in finals.items()}
 
-    with settings.arguments(where):
+    with settings.arguments(caller):
         sizes = plan.sizes(item_of(config, config.units()[0], {}))
         return Choice(drive(decide(plan, *sizes), answer))

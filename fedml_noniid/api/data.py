@@ -128,10 +128,10 @@ def load(name: str | Callable[..., Any], *, root: str | Path = "data/raw", **opt
     >>> nd.load("digits")
     digits: 1437 training and 360 test samples of 1 x 8 x 8, 10 classes
     """
-    given = {key: plain(value) for key, value in options.items() if value is not None}
+    options = {key: plain(value) for key, value in options.items() if value is not None}
     name = name_of(name) if callable(name) else name
-    raw = datasets.load(name, _path("root", root), **given)
-    return Data(raw, {"name": name, "root": str(root), **given}, reader=raw.encode)
+    raw = datasets.load(name, _path("root", root), **options)
+    return Data(raw, {"name": name, "root": str(root), **options}, reader=raw.encode)
 
 
 class RowOptions(TypedDict, total=False):
@@ -333,18 +333,18 @@ def _of_rows(
     """Data of a table and perhaps a table for tests. `read` takes them with the options."""
     # The reader has columns' names as text: a table made of an array has numbers as names.
     columns = ("label", "owner", "text", "target")
-    given: dict[str, Any] = {
+    named: dict[str, Any] = {
         key: _names(value)
         if key not in columns or value is None or isinstance(value, list | tuple)
         else str(value)
         for key, value in options.items()
     }
-    return _of(name, read(*frames, **given), normalise)
+    return _of(name, read(*frames, **named), normalise)
 
 
 def _names(value: Any) -> Any:
     """The names in a list as text; any other value as it is."""
-    return [str(one) for one in value] if isinstance(value, list | tuple) else value
+    return [str(name) for name in value] if isinstance(value, list | tuple) else value
 
 
 def _like(dataset: Dataset, x: object) -> Tensor:

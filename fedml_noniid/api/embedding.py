@@ -48,10 +48,10 @@ def embed(
     note: samples are vectors of 16 numbers, the input of fc2 of mlp
     """
     check_data("embed", data, Data)
-    given = {"model_options": plain(dict(model_options or {})), "init": str(init), "layer": layer}
-    given |= {"model": name_of(model), "batch": plain(batch), "normalise": normalise}
+    options = {"model_options": plain(dict(model_options or {})), "init": str(init), "layer": layer}
+    options |= {"model": name_of(model), "batch": plain(batch), "normalise": normalise}
     with located(source="embed"):
-        how = validated(EmbedSettings, given)
+        how = validated(EmbedSettings, options)
         vectors = how.embedded(data.dataset, len(os.sched_getaffinity(0)))
     settings = {"name": data.name, "checksum": vectors.checksum}
     return Data(vectors, settings, from_memory=True, reader=partial(_as_vectors, data, how))
@@ -65,7 +65,7 @@ def _as_vectors(data: Data, how: EmbedSettings, x: Any) -> Tensor | None:
         if isinstance(x, np.ndarray | Tensor) and x.ndim == 2:
             return None
         raise
-    of = data.dataset
-    x = normalised(samples, of.mean, of.std)
+    dataset = data.dataset
+    x = normalised(samples, dataset.mean, dataset.std)
     with in_turn():
-        return how.vectors(x, len(of.classes), of.embedding)
+        return how.vectors(x, len(dataset.classes), dataset.embedding)

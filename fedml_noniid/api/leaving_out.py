@@ -199,7 +199,7 @@ def of_experiment(workspace: Workspace, config: Config, progress: bool) -> Leave
     source, scenario = config.data, config.scenarios[config.scenario_names[0]]
     if source.embed is not None:
         raise UserError(f"{WHERE}: data.embed is refused; allowed: null, as the data are read anew")
-    data = load(source.name, root=workspace.given(source.root), **source.options)
+    data = load(source.name, root=workspace.user_folder(source.root), **source.options)
     recipes = {
         name: {"recipe": config.composition(name), **config.recipes[name].values}
         for name in config.recipe_names

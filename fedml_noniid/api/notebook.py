@@ -21,8 +21,8 @@ def notebook(folder: str | Path = ".") -> Path:
     ...     nd.notebook(folder).name
     'first_steps.ipynb'
     """
-    place = folder_of("notebook", folder) / NAME
-    if place.exists():
-        raise UserError(f"notebook: {str(place)!r} is there already; allowed: a folder without it")
-    place.write_bytes(Path(__file__).parents[1].joinpath(NAME).read_bytes())
-    return place
+    path = folder_of("notebook", folder) / NAME
+    if path.exists():
+        raise UserError(f"notebook: {str(path)!r} is there already; allowed: a folder without it")
+    path.write_bytes(Path(__file__).parents[1].joinpath(NAME).read_bytes())
+    return path

@@ -55,9 +55,9 @@ def axes_for(
         sharey=True,
         layout="constrained",
     )[1].ravel()
-    for place in range(n, len(grid)):
-        grid[place].set_axis_off()
-        grid[place - columns].tick_params(labelbottom=True)  # the last panel of its column
+    for index in range(n, len(grid)):
+        grid[index].set_axis_off()
+        grid[index - columns].tick_params(labelbottom=True)  # the last panel of its column
     return list(grid[:n])
 
 
@@ -83,14 +83,14 @@ def accuracy(
         )
         drawn.append((mean.iloc[-1], line))
     figures.style(axes)
-    axes.set(xlabel="round", ylabel=f"test {metric.words}{metric.unit}")
+    axes.set(xlabel="round", ylabel=f"test {metric.label}{metric.unit}")
     if not drawn:
         axes.set_xticks([])
         axes.text(0.5, 0.5, figures.NO_RESULT, transform=axes.transAxes, ha="center", color="0.4")
         return
     axes.margins(x=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    best_first = [line for _, line in sorted(drawn, key=lambda one: -one[0])]
+    best_first = [line for _, line in sorted(drawn, key=lambda pair: -pair[0])]
     axes.legend(
         handles=best_first,
         loc="center left",
@@ -120,9 +120,9 @@ def clients(
     rows = [
         (
             recipe,
-            figures.look(place, recipe == BASELINE)["color"],
+            figures.look(index, recipe == BASELINE)["color"],
             metric_of(main).factor * np.asarray(values.get(recipe, ()), np.float64),
         )
-        for place, recipe in enumerate(recipes)
+        for index, recipe in enumerate(recipes)
     ]
     figures.draw_clients(axes, rows, metric_of(main))

@@ -344,7 +344,7 @@ class Result:
         scores = summary.spread(run.tested[-1] for run in self._runs if run.tested)
         metric = metric_of(self.main)
         number = "unknown" if scores is None else f"{in_unit(scores, metric)}{metric.sign}"
-        return f"{metric.words} {number}"
+        return f"{metric.label} {number}"
 
     @cached_property
     def _records(self) -> dict[int, dict[str, Any]]:

@@ -329,7 +329,7 @@ def indices_of(
     if isinstance(data, Split) and data.seed == unit.seed:
         known.setdefault(key, data.indices)
     if key not in known:
-        whole, given = (data.data, data.given) if isinstance(data, Split) else (data, None)
+        whole, given = (data.data, data.positions) if isinstance(data, Split) else (data, None)
         known[key] = assign(whole.dataset, held_out, scenario, unit.scenario, unit.seed, given)
     return known[key]
 

@@ -134,20 +134,20 @@ def read_record(folder: object) -> list[dict[str, Any]]:
         ) from None
 
 
-def folder_of(where: str, folder: object) -> Path:
+def folder_of(caller: str, folder: object) -> Path:
     """The folder, made if it is missing. UserError if it can't be written."""
     if not isinstance(folder, str | os.PathLike):
-        raise UserError(f"{where}: folder = {shown(folder)} is refused; allowed: a path")
-    place = Path(folder)
+        raise UserError(f"{caller}: folder = {shown(folder)} is refused; allowed: a path")
+    path = Path(folder)
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{where}: folder {str(place)!r} can't be written ({error.strerror or error})"
+            f"{caller}: folder {str(path)!r} can't be written ({error.strerror or error})"
         ) from None
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"{where}: folder {str(place)!r} can't be written (Permission denied)")
-    return place
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UserError(f"{caller}: folder {str(path)!r} can't be written (Permission denied)")
+    return path
 
 
 def source(saved: Mapping[str, Any], data: Data | None) -> Data:

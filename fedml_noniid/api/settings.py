@@ -44,8 +44,8 @@ Values = Mapping[str, Any]
 Entries = Mapping[str, Values]  # of `recipes` in params.yaml
 
 
-def sections(where: str = "run") -> dict[str, str]:
-    """Every setting that `where` takes -> the section of params.yaml that it belongs to, or
+def sections(caller: str = "run") -> dict[str, str]:
+    """Every setting that `caller` takes -> the section of params.yaml that it belongs to, or
     "method"."""
     of_partitions = [
         parameter.name
@@ -63,7 +63,7 @@ def sections(where: str = "run") -> dict[str, str]:
         "machine": tuple(MachineSettings.model_fields),
     }
     section_of = {name: section for section, listed in names.items() for name in listed}
-    if where != "partition":
+    if caller != "partition":
         return section_of
     of_split = ("data", "scenario")
     return {"seed": "seeds"} | {
@@ -73,22 +73,22 @@ def sections(where: str = "run") -> dict[str, str]:
     }
 
 
-def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") -> Config:
-    """The settings of an experiment with one scenario. UserErrors begin with `where`.
+def of(caller: str, data: Data, entries: Entries, options: Values, name: str = "") -> Config:
+    """The settings of an experiment with one scenario. UserErrors begin with `caller`.
 
-    `given`: all arguments by name; None counts as not given. `name`: of the scenario, by default
+    `options`: all arguments by name; None counts as not given. `name`: of the scenario, by default
     that of its partition.
     """
-    with arguments(where):
+    with arguments(caller):
         entries = _named(entries)
-    by_section = _by_section(where, entries, given)
+    by_section = _by_section(caller, entries, options)
     scenario, (seeds,) = by_section["scenario"], by_section["seeds"].values()
     name = name or re.sub(r"[^A-Za-z0-9_+-]", "_", str(scenario["partition"]))
     held_out = {"validation": 0.0, "public": 0, **by_section["data"]}
-    with arguments(where):
+    with arguments(caller):
         filled = _with_methods(entries, by_section["method"])
         content = {
-            "experiment": where,
+            "experiment": caller,
             "data": {**held_out, **data.settings},
             "scenario_names": [name],
             "scenarios": {name: scenario},
@@ -99,7 +99,7 @@ def of(where: str, data: Data, entries: Entries, given: Values, name: str = "") 
             "machine": by_section["machine"],
         }
         settings = checked(content, data.from_memory)
-        if where != "partition":  # which knows no rounds
+        if caller != "partition":  # which knows no rounds
             check.check_drifts(settings)
         settings.scenarios[name].read_files(Path(), settings.train.rounds)
         return _named_leaks(settings)
@@ -132,7 +132,7 @@ def _training_of(data: Data, train: Values) -> dict[str, Any]:
     """The settings of training, with a model that fits the data, and with their inputs for a
     network of the user's own."""
     train = {"model": models.model_for(data.dataset.train_x.shape[1:]), **train}
-    inputs = {name: one.model_dump() for name, one in data.dataset.inputs.items()}
+    inputs = {name: spec.model_dump() for name, spec in data.dataset.inputs.items()}
     is_ours = train["model"] in models.MODELS
     return train if is_ours or not inputs else {"inputs": inputs, **train}
 
@@ -167,24 +167,24 @@ def _named_leaks(settings: Config) -> Config:
     return settings.model_copy(update={"recipe_names": [*entries], "recipes": entries})
 
 
-def _by_section(where: str, entries: Entries, given: Values) -> dict[str, dict[str, Any]]:
+def _by_section(caller: str, entries: Entries, options: Values) -> dict[str, dict[str, Any]]:
     """The arguments by section.
 
     UserError for an unknown one, and without a partition and clients.
     """
-    with arguments(where):
-        known = sections(where) | _own_options(given.get("partition"))
+    with arguments(caller):
+        known = sections(caller) | _own_options(options.get("partition"))
     by_section: dict[str, dict[str, Any]] = {section: {} for section in sections().values()}
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in known:
-            raise _unknown(where, key, known, entries)
+            raise _unknown(caller, key, known, entries)
         if value is not None or known[key] == "seeds":
             by_section[known[key]][key] = named_code(key, value)
     for key in ("partition", "clients"):
         if key not in by_section["scenario"]:
             instead = ", or what `partition` returned in place of the data"
-            instead = "" if where == "partition" else instead
-            raise UserError(f"{where}: {key} is missing; give it{instead}")
+            instead = "" if caller == "partition" else instead
+            raise UserError(f"{caller}: {key} is missing; give it{instead}")
     return by_section
 
 
@@ -214,11 +214,11 @@ def _name_of(function: Any) -> Any:
     return name_of(function) if callable(function) else function
 
 
-def _unknown(where: str, key: str, known: Mapping[str, str], entries: Entries) -> UserError:
+def _unknown(caller: str, key: str, known: Mapping[str, str], entries: Entries) -> UserError:
     """The error for an argument that doesn't exist."""
     hints = among(key, (name for name, section in known.items() if section != "method"))
     hints["meant"] = closest(key, known)
-    if where != "partition":
+    if caller != "partition":
         hints["allowed"] += ", and a method's name with its hyper-parameters"
         having = [
             method for method in registry.loaded() if key in registry.hyper_parameters(method)
@@ -226,7 +226,7 @@ def _unknown(where: str, key: str, known: Mapping[str, str], entries: Entries) -
         having.sort(key=lambda method: not any(method in entry for entry in entries))
         if having:  # those of the recipe come first
             hints["allowed"] += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"
-    return UserError("is no argument", where=(key,), **hints).below(source=where)
+    return UserError("is no argument", where=(key,), **hints).below(source=caller)
 
 
 def plain(value: Any) -> Any:
@@ -243,8 +243,8 @@ def plain(value: Any) -> Any:
 
 
 @contextmanager
-def arguments(where: str) -> Iterator[None]:
-    """UserErrors inside name arguments of `where` in place of keys of params.yaml.
+def arguments(caller: str) -> Iterator[None]:
+    """UserErrors inside name arguments of `caller` in place of keys of params.yaml.
 
     They are the keys without their section: of scenarios and recipes, there is one.
     """
@@ -252,7 +252,7 @@ def arguments(where: str) -> Iterator[None]:
 
     def flat(mistake: Mistake) -> Mistake:
         skipped = depths.get(str(next(iter(mistake.where), "")), 0)
-        return replace(mistake, where=mistake.where[skipped:], source=where)
+        return replace(mistake, where=mistake.where[skipped:], source=caller)
 
     try:
         yield
@@ -260,18 +260,18 @@ def arguments(where: str) -> Iterator[None]:
         raise error.changed(flat) from None
 
 
-def check_axes(where: str, entries: Entries, axes: Mapping[str, list[Any]]) -> None:
+def check_axes(caller: str, entries: Entries, axes: Mapping[str, list[Any]]) -> None:
     """UserError if an entry has a value of its own for what `axes` varies: it comes first."""
-    of = sections(where)
+    section_of = sections(caller)
     for (axis, values), (name, entry) in itertools.product(axes.items(), entries.items()):
-        is_method = of.get(axis) == "method"
+        is_method = section_of.get(axis) == "method"
         varied = {axis}
         if is_method:
             varied = {key for value in values if isinstance(value, Mapping) for key in value}
         set_itself = entry.get(axis if is_method else "train")
         if isinstance(set_itself, Mapping) and (shared := varied & {*set_itself}):
             raise UserError(
-                f"{where}: over: {axis} is refused, as recipe {name!r} has "
+                f"{caller}: over: {axis} is refused, as recipe {name!r} has "
                 f"{', '.join(sorted(shared))} of its own; allowed: one of them"
             )
 
@@ -284,11 +284,11 @@ def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]
     filled = {}
     for name, entry in entries.items():
         own = registry.parse(str(entry.get("recipe") or name))
-        given = {method: values for method, values in methods.items() if method in own}
-        filled[name] = given | plain(entry)
-        for method in given.keys() & entry.keys():
-            if isinstance(given[method], Mapping) and isinstance(entry[method], Mapping):
-                filled[name][method] = {**given[method], **filled[name][method]}
+        common = {method: values for method, values in methods.items() if method in own}
+        filled[name] = common | plain(entry)
+        for method in common.keys() & entry.keys():
+            if isinstance(common[method], Mapping) and isinstance(entry[method], Mapping):
+                filled[name][method] = {**common[method], **filled[name][method]}
     for method in methods:
         if not any(method in entry for entry in filled.values()):
             raise UserError("is part of no recipe", where=(method,), allowed=", ".join(entries))

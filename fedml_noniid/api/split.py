@@ -47,7 +47,7 @@ class Split:
     settings: Mapping[str, Any]  # the arguments of `partition`, without the seed
     seed: int
     partition: Partition
-    given: tuple[Ints, ...] | None = None  # the user's own index lists
+    positions: tuple[Ints, ...] | None = None  # the user's own index lists
 
     @property
     def indices(self) -> Indices:
@@ -180,14 +180,14 @@ def partition(
         text = json.dumps([part.tolist() for part in lists])
         partition = settings.GIVEN + hashlib.sha256(text.encode()).hexdigest()[:12]
         clients = len(lists)
-    given = {"partition": partition, "clients": clients, **options}
+    options = {"partition": partition, "clients": clients, **options}
     with settings.arguments("partition"):
         seed = whole_number("seed", seed, 0, 2**63 - 1)
-    checked = settings.of("partition", data, {"fedavg": {}}, given | {"seed": [seed]})
+    checked = settings.of("partition", data, {"fedavg": {}}, options | {"seed": [seed]})
     (name,) = checked.scenario_names
     with settings.arguments("partition"):
         made = partition_of(data.dataset, checked.data, checked.scenarios[name], name, seed, lists)
-    return Split(data, given, seed, made, lists)
+    return Split(data, options, seed, made, lists)
 
 
 def _short(value: Any) -> str:
@@ -196,21 +196,21 @@ def _short(value: Any) -> str:
     return text if isinstance(text, str) else shown(text)
 
 
-def without_unseen(where: str, data: Data, given: Mapping[str, Any]) -> Data:
+def without_unseen(caller: str, data: Data, options: Mapping[str, Any]) -> Data:
     """The data set without the owners that the argument `unseen` leaves out. UserError."""
-    if given.get("unseen") is None:
+    if options.get("unseen") is None:
         return data
-    with settings.arguments(where):
-        return data.without(given["unseen"])
+    with settings.arguments(caller):
+        return data.without(options["unseen"])
 
 
-def check_data(where: str, value: object, *allowed: type) -> None:
-    """UserError unless `found` is of an allowed type."""
+def check_data(caller: str, value: object, *allowed: type) -> None:
+    """UserError unless `value` is of an allowed type."""
     if not isinstance(value, allowed):
         names = "load, from_frame, from_texts, from_arrays, from_dataset" + (
             ", partition" if Split in allowed else ""
         )
         raise UserError(
-            f"{where}: data is of type {type(value).__name__}; allowed: what one of {names} "
+            f"{caller}: data is of type {type(value).__name__}; allowed: what one of {names} "
             "returned"
         )

@@ -11,7 +11,7 @@ import typer
 
 from fedml_noniid import extras
 from fedml_noniid.cli import site
-from fedml_noniid.cli.verb import Root, group, say, verb, workspace
+from fedml_noniid.cli.verb import Root, enter_workspace, group, say, verb
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines import edge
 
@@ -36,7 +36,7 @@ def add(app: typer.Typer) -> None:
         "noniid deploy kits make --silos 3 --out kits",
         "noniid deploy kits show --out kits",
     )
-    for of, function, *examples in (
+    for parent, function, *examples in (
         (kits, make, "kits make --silos 3 --out kits", "kits make --silos 3 --out kits --days 30"),
         (kits, renew, "kits renew --rank 2 --out kits", "kits renew --rank 0 --out kits --days 30"),
         (kits, revoke, "kits revoke --rank 2 --out kits", "kits show --out kits"),
@@ -76,7 +76,7 @@ def add(app: typer.Typer) -> None:
     ):
         typed = [f"noniid deploy {example}" for example in examples]
         extra = extras.PIPELINE if function in (loopback, record) else None
-        verb(of, function.__name__, *typed, extra=extra)(function)
+        verb(parent, function.__name__, *typed, extra=extra)(function)
     deploy.add_typer(kits, name="kits")
     site.add(app, deploy)
     app.add_typer(deploy, name="deploy")
@@ -225,7 +225,7 @@ def loopback(
     from fedml_noniid.pipelines.verbs import repro
     from fedml_noniid.processes import loopback as local
 
-    here = workspace(Path())
+    here = enter_workspace(Path())
     settings = deploy.planned(here.root, recipe=recipe, silos=silos, secure_sums=secure_sums)
     local.refuse_foreign(out)
     repro.repro(here, "partition", typer.echo)
@@ -257,7 +257,7 @@ def record(
 
     A second time, it changes nothing.
     """
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from fedml_noniid.pipelines.tracking import verbs
 
-    verbs.record(place, folder, config, to, experiment)
+    verbs.record(workspace, folder, config, to, experiment)

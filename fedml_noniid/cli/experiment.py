@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
-from fedml_noniid.cli.verb import Root, one_of, verb, workspace
+from fedml_noniid.cli.verb import Root, enter_workspace, one_of, verb
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.__main__ import STAGES
@@ -46,19 +46,19 @@ def check(root: Root = Path()) -> None:
     is made, and the model and each recipe are set up for the data. All mistakes are named at once,
     one line each. Nothing is trained, written or downloaded.
     """
-    place = workspace(root)
+    workspace = enter_workspace(root)
     # Imported here, as everywhere in these files: it imports torch, which takes seconds.
     from fedml_noniid.pipelines.verbs import fits
 
-    settings, notes = fits.checked(place)
+    settings, notes = fits.checked(workspace)
     counts = {
         "recipe": len(settings.recipe_names),
         "scenario": len(settings.scenario_names),
         "seed": len(settings.seeds),
     }
-    words = " x ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+    product = " x ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
     typer.echo(
-        f"params.yaml is right: {words} = {len(settings.units())} trainings of "
+        f"params.yaml is right: {product} = {len(settings.units())} trainings of "
         f"{settings.train.rounds} rounds"
     )
     for note in notes:
@@ -71,17 +71,17 @@ def partition(root: Root = Path()) -> None:
     Nothing is trained. The table has the statistics of each scenario, and a sentence says what they
     mean. Each partition also has a heat map, clients by classes.
     """
-    place = workspace(root)
-    _repro(place, "partition")
+    workspace = enter_workspace(root)
+    _repro(workspace, "partition")
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.verbs import scenarios
 
-    settings = config.load(place.root)
-    rows, missing = scenarios.read(place.root, settings)
+    settings = config.load(workspace.root)
+    rows, missing = scenarios.read(workspace.root, settings)
     cells, *notes = scenarios.markdown(rows, missing).strip().split("\n\n")
     typer.echo("\n\n".join(["", cells, *(textwrap.fill(note, WIDTH) for note in notes)]))
     pictures = sorted(
-        path.relative_to(place.root) for path in (place.root / "partitions").glob("*/*.png")
+        path.relative_to(workspace.root) for path in (workspace.root / "partitions").glob("*/*.png")
     )
     if pictures:
         typer.echo("\n" + textwrap.fill(f"Heat maps: {', '.join(map(str, pictures))}", WIDTH))
@@ -110,7 +110,7 @@ def run(
     where it was.
     """
     train_on(cluster, kit)
-    _repro(workspace(root), stage, details)
+    _repro(enter_workspace(root), stage, details)
 
 
 def table(
@@ -130,16 +130,16 @@ def table(
     if len(names) > 1:
         options = " and ".join(f"--{name}" for name in names)
         raise UserError(f"table: {options} are refused together", allowed="one of them")
-    place = workspace(root)
+    workspace = enter_workspace(root)
     if names and not details:
         from fedml_noniid.pipelines.reporting import method_table
 
-        text = getattr(method_table.from_results(place.root), f"to_{names[0]}")()
+        text = getattr(method_table.from_results(workspace.root), f"to_{names[0]}")()
         typer.echo(text.removesuffix("\n"))
         return
     from fedml_noniid.pipelines.verbs import repro
 
-    typer.echo(repro.table(place.root, details))
+    typer.echo(repro.table(workspace.root, details))
 
 
 def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:
@@ -149,23 +149,23 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
     `recipes`.
     """
     train_on(cluster, kit)
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from fedml_noniid.pipelines.experiment import config, search
 
-    search.tuning(config.load(place.root))  # refuses before the data are prepared
-    _repro(place, "prepare")
+    search.tuning(config.load(workspace.root))  # refuses before the data are prepared
+    _repro(workspace, "prepare")
     from fedml_noniid.metrics import metric_of
     from fedml_noniid.pipelines.experiment.values import in_words
     from fedml_noniid.pipelines.stages.tune import tune as tuned
     from fedml_noniid.pipelines.verbs.repro import exclusively
 
-    with exclusively(place.root):
-        records, notes = tuned(place, config.load(place.root))
+    with exclusively(workspace.root):
+        records, notes = tuned(workspace, config.load(workspace.root))
         for recipe, record in records.items():
             metric = metric_of(record.metric)
             typer.echo(
                 f"{recipe}: {in_words(record.chosen)}: validation loss {record.loss}, "
-                f"{metric.words} {metric.shown(record.validation)}, best of "
+                f"{metric.label} {metric.shown(record.validation)}, best of "
                 f"{record.trials} trials"
             )
         typer.echo("\n".join(notes))
@@ -179,18 +179,18 @@ def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> N
     says what runs, if the defaults don't fit. params.yaml is not changed. Tables lie in choose/.
     """
     train_on(cluster, kit)
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from fedml_noniid.core.errors import located
     from fedml_noniid.pipelines.experiment import config, search
 
     with located(source=config.FILE):
-        search.choosing(config.load(place.root))  # refuses before the data are prepared
-    _repro(place, "prepare")
+        search.choosing(config.load(workspace.root))  # refuses before the data are prepared
+    _repro(workspace, "prepare")
     from fedml_noniid.pipelines.verbs.choose import choose as chosen
     from fedml_noniid.pipelines.verbs.repro import exclusively
 
-    with exclusively(place.root):
-        typer.echo("\n" + chosen(place, config.load(place.root)).text)
+    with exclusively(workspace.root):
+        typer.echo("\n" + chosen(workspace, config.load(workspace.root)).text)
 
 
 def leave_one_out(root: Root = Path()) -> None:
@@ -201,16 +201,16 @@ def leave_one_out(root: Root = Path()) -> None:
     federation. The differences are paired over sites. Nothing is held out for validation. Tables
     and runs lie in leave-one-out/, so that a kill loses only the run that it stops.
     """
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from fedml_noniid.api import leaving_out
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.verbs.repro import exclusively
 
-    with exclusively(place.root):
-        typer.echo(leaving_out.of_experiment(place, config.load(place.root), True))
+    with exclusively(workspace.root):
+        typer.echo(leaving_out.of_experiment(workspace, config.load(workspace.root), True))
 
 
-def _repro(place: Workspace, stage: str | None, details: bool = False) -> None:
+def _repro(workspace: Workspace, stage: str | None, details: bool = False) -> None:
     from fedml_noniid.pipelines.verbs import repro
 
-    repro.repro(place, stage, typer.echo, details)
+    repro.repro(workspace, stage, typer.echo, details)

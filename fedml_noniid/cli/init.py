@@ -124,8 +124,8 @@ def init(
     study.make(folder, content)
     for note in notes:
         typer.echo(f"note: {table.in_brief(note)}")
-    where = "" if folder == Path() else ", in that folder"
-    typer.echo(NEXT.format(folder=folder.resolve(), there=where))
+    there = "" if folder == Path() else ", in that folder"
+    typer.echo(NEXT.format(folder=folder.resolve(), there=there))
 
 
 def _listed(names: str) -> list[str]:
@@ -161,27 +161,36 @@ def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: b
     from fedml_noniid.data.yaml_files import in_one_line
     from fedml_noniid.pipelines.verbs import init as study
 
-    undecided = [one for one in error.errors if isinstance(one, ColumnError) and one.option]
+    undecided = [
+        column_error
+        for column_error in error.errors
+        if isinstance(column_error, ColumnError) and column_error.option
+    ]
     if len(undecided) < len(error.errors):
         return ""
-    given = study.keys_of(wanted.settings).get("data", {})
-    decided: dict[str, Any] = {"one_hot": [], "na": [], "missing": given.get("missing"), "drop": []}
-    dropped = {one.column for one in undecided if one.option == "drop"}
-    for one in undecided:
-        if one.option in ("missing", "na"):
+    section = study.keys_of(wanted.settings).get("data", {})
+    decided: dict[str, Any] = {
+        "one_hot": [],
+        "na": [],
+        "missing": section.get("missing"),
+        "drop": [],
+    }
+    dropped = {column_error.column for column_error in undecided if column_error.option == "drop"}
+    for column_error in undecided:
+        if column_error.option in ("missing", "na"):
             decided["missing"] = decided["missing"] or "median"
-            decided["na"] += [cell for cell in one.cells if cell not in decided["na"]]
-        elif one.option == "drop" or one.column not in dropped:
-            decided[one.option].append(one.column)
+            decided["na"] += [cell for cell in column_error.cells if cell not in decided["na"]]
+        elif column_error.option == "drop" or column_error.column not in dropped:
+            decided[column_error.option].append(column_error.column)
     for key in ("one_hot", "na", "drop"):
-        decided[key] = decided[key] and [*given.get(key, ()), *decided[key]]
+        decided[key] = decided[key] and [*section.get(key, ()), *decided[key]]
     decided = {key: value for key, value in decided.items() if value}
     settings = [
-        one
-        for one in wanted.settings
-        if one.partition("=")[0] not in {f"data.{key}" for key in decided}
+        setting
+        for setting in wanted.settings
+        if setting.partition("=")[0] not in {f"data.{key}" for key in decided}
     ]
-    words: Sequence[str] = [
+    command: Sequence[str] = [
         *(["noniid", "init"] if folder == Path() else ["noniid", "init", str(folder)]),
         *("--data", wanted.data),
         *(word for key, column in wanted.columns.items() for word in (f"--{key}", column)),
@@ -190,5 +199,5 @@ def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: b
         *(["--deploy"] * wanted.deploy + ["--force"] * force),
     ]
     for key, value in decided.items():
-        words = [*words, "--set", f"data.{key}={in_one_line(value)}"]
-    return f"One decision for each, to change as you like:\n  {shlex.join(words)}\n"
+        command = [*command, "--set", f"data.{key}={in_one_line(value)}"]
+    return f"One decision for each, to change as you like:\n  {shlex.join(command)}\n"

@@ -80,7 +80,9 @@ def show(
     from fedml_noniid.pipelines.verbs import messages, recipes
 
     if as_json:
-        text = json.dumps(messages.told(recipe, config, secure_sums), indent=2) + "\n"
+        text = json.dumps(messages.message_schema(recipe, config, secure_sums), indent=2) + "\n"
     else:
-        text = recipes.one(recipe, source) + "\n" + messages.shown(recipe, config, secure_sums)
+        text = (
+            recipes.description(recipe, source) + "\n" + messages.shown(recipe, config, secure_sums)
+        )
     sys.stdout.write(text)

@@ -30,7 +30,7 @@ def add(app: typer.Typer, deploy: typer.Typer) -> None:
         "noniid audit verify run/audit-1.jsonl --ca kits/1/ca.crt --against audit-0.jsonl",
         "noniid audit replay --rank 1 --config fedml_config.yaml",
     )
-    for of, prefix, function, *examples in (
+    for parent, prefix, function, *examples in (
         (study, "deploy study ", key, "key owner.key", "key keys/owner.key"),
         (
             study,
@@ -76,7 +76,7 @@ def add(app: typer.Typer, deploy: typer.Typer) -> None:
         ),
     ):
         typed = [f"noniid {prefix}{example}" for example in examples]
-        verb(of, function.__name__, *typed, extra=None)(function)
+        verb(parent, function.__name__, *typed, extra=None)(function)
     deploy.add_typer(study, name="study")
     app.add_typer(audit, name="audit")
 
@@ -126,8 +126,10 @@ def sign(
     from fedml_noniid.governance import study
 
     public = study.sign(path, key)
-    where = study.signature_of(path)
-    sys.stdout.write(f"{where}: signed by {public}; both files go to the server and all sites\n")
+    signature = study.signature_of(path)
+    sys.stdout.write(
+        f"{signature}: signed by {public}; both files go to the server and all sites\n"
+    )
 
 
 def show(

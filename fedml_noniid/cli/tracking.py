@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.verb import Root, verb, workspace
+from fedml_noniid.cli.verb import Root, enter_workspace, verb
 
 
 def add(app: typer.Typer) -> None:
@@ -32,10 +32,10 @@ def ui(
     Finished runs are recorded first. The link that it prints opens a prepared comparison of all
     runs.
     """
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from fedml_noniid.pipelines.tracking import verbs
 
-    verbs.serve(place, port)
+    verbs.serve(workspace, port)
 
 
 def sync(root: Root = Path()) -> None:
@@ -43,7 +43,7 @@ def sync(root: Root = Path()) -> None:
 
     They go to the server that MLFLOW_TRACKING_URI names; without it, to the database under mlruns/.
     """
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from fedml_noniid.pipelines.tracking import verbs
 
-    verbs.bring_up_to_date(place)
+    verbs.bring_up_to_date(workspace)

@@ -45,11 +45,11 @@ class Verb(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def group(words: str, *examples: str, completes: bool = False) -> typer.Typer:
-    """A group of verbs with the help `words`. `completes`: whether it can install completion."""
+def group(text: str, *examples: str, completes: bool = False) -> typer.Typer:
+    """A group of verbs with the help `text`. `completes`: whether it can install completion."""
     return typer.Typer(
         cls=Group,
-        help=words,
+        help=text,
         epilog=_epilog(examples),
         context_settings=SETTINGS,
         add_completion=completes,
@@ -58,7 +58,7 @@ def group(words: str, *examples: str, completes: bool = False) -> typer.Typer:
 
 
 def verb(
-    of: typer.Typer, name: str, *examples: str, extra: str | None = extras.PIPELINE
+    parent: typer.Typer, name: str, *examples: str, extra: str | None = extras.PIPELINE
 ) -> Callable[[Callable[..., object]], object]:
     """Makes a function a verb of a group, which needs an extra.
 
@@ -77,7 +77,7 @@ def verb(
 
         first = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
         settings: dict[str, Any] = {"epilog": _epilog(examples), "context_settings": SETTINGS}
-        return of.command(name, cls=Verb, short_help=first, **settings)(run)
+        return parent.command(name, cls=Verb, short_help=first, **settings)(run)
 
     return add
 
@@ -115,7 +115,7 @@ def one_of(kind: str, names: Callable[[], Iterable[str]]) -> dict[str, Any]:
     return {"autocompletion": complete, "callback": check}
 
 
-def workspace(root: Path) -> Workspace:
+def enter_workspace(root: Path) -> Workspace:
     """The experiment in `root`, with DVC's and MLflow's environment variables.
 
     `root` becomes the working folder: the paths in its settings start there. UserError if there is

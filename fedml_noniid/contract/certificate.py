@@ -32,13 +32,13 @@ def certificate(method: str, results: Results, settings: Sequence[str] = ()) -> 
     ]
     if settings:
         lines.append(f"  neutral: {', '.join(settings)}")
-    for outcome, words in PARTS:
-        outcomes = [(name, why) for name, (of, why) in results.items() if of == outcome]
+    for outcome, heading in PARTS:
+        outcomes = [(name, why) for name, (result, why) in results.items() if result == outcome]
         if outcomes:
-            lines.append(f"{words} ({len(outcomes)}):")
+            lines.append(f"{heading} ({len(outcomes)}):")
         for name, why in outcomes:
             check = CHECKS[name]
-            lines.append(f"  {check.group}: {check.words}" + (f"\n    {why}" if why else ""))
+            lines.append(f"  {check.group}: {check.description}" + (f"\n    {why}" if why else ""))
     missing = [name for name in CHECKS if name not in results]
     if missing:
         lines.append(f"left out: {', '.join(missing)}")

@@ -156,10 +156,10 @@ def _watched(name: str) -> Callable[..., Any]:
     real = getattr(sequential, name)
 
     def watching(*args: Any) -> Any:
-        found = _given(*args[:5])  # behind them, where training puts the model
-        before = frozen_copy(found)
+        trees = _given(*args[:5])  # behind them, where training puts the model
+        before = frozen_copy(trees)
         answered = real(*args)
-        assert_unchanged(before, found, f"{name}, on the client")
+        assert_unchanged(before, trees, f"{name}, on the client")
         return answered
 
     return watching
@@ -168,11 +168,16 @@ def _watched(name: str) -> Callable[..., Any]:
 def changes_nothing_that_it_is_given(recipe: str, settings: Settings) -> None:
     """No hook changes its inputs. On the client: model, buffers, messages and memory. On the
     server: model, buffers, state and replies. On both: samples."""
-    of = federation.federation()
-    assert of.public is not None
-    samples = {"x": of.train.x, "y": of.train.y, "public": of.public.x, "labels": of.public.y}
+    data = federation.federation()
+    assert data.public is not None
+    samples = {
+        "x": data.train.x,
+        "y": data.train.y,
+        "public": data.public.x,
+        "labels": data.public.y,
+    }
     clean = frozen_copy(samples)
-    simulation = federation.simulation(recipe, settings, batch_norm=True, of=of)
+    simulation = federation.simulation(recipe, settings, batch_norm=True, data=data)
     replies: list[tuple[Tree, Tree]] = []
     real = simulation.engine.answer
 
@@ -222,18 +227,18 @@ def gradient_term_of_several_is_that_of_each(
 
     def watching(views: Views, w: Params) -> Params:
         for c, view in views.items():
-            found = c.gradient_term(w, view)
+            term = c.gradient_term(w, view)
             m = len(next(leaves(w)))
             most.append(m)
             for k in range(m):
                 parts: dict[str, Any] = {
                     part: row(getattr(view, part), k) for part in ("each", "memory", "prepared")
                 }
-                one = c.gradient_term(row(w, k), dataclasses.replace(view, **parts))
-                assert (one is None) is (found is None)
-                for key, leaf in (one or {}).items():
+                term_of_k = c.gradient_term(row(w, k), dataclasses.replace(view, **parts))
+                assert (term_of_k is None) is (term is None)
+                for key, leaf in (term_of_k or {}).items():
                     # What is the same for all may come without the axis.
-                    of_all = torch.broadcast_to((found or {})[key], w[key].shape)
+                    of_all = torch.broadcast_to((term or {})[key], w[key].shape)
                     assert torch.equal(of_all[k], torch.broadcast_to(leaf, w[key].shape[1:])), key
         return training.term(views, w)
 
@@ -275,7 +280,7 @@ def numbering_does_not_matter(recipe: str, settings: Settings) -> None:
     ragged = federation.federation(torch.float64)
     order = np.array([3, 0, 5, 1, 4, 2])
     permuted = dataclasses.replace(ragged, clients=[ragged.clients[k] for k in order])
-    a, b = (federation.run(recipe, settings, of=of, **options) for of in (ragged, permuted))
+    a, b = (federation.run(recipe, settings, data=data, **options) for data in (ragged, permuted))
     for part in ("params", "evaluated", "buffers"):
         for key, leaf in getattr(a, part).items():
             torch.testing.assert_close(getattr(b, part)[key], leaf, rtol=1e-9, atol=1e-12)
@@ -335,17 +340,17 @@ def does_something(recipe: str, settings: Settings) -> None:
 def order_and_names_do_not_matter(recipe: str, settings: Settings, engine: str) -> None:
     """A recipe is a set, to the bit: neither shuffled, nor with other names, which sort in another
     order."""
-    methods, given = list(registry.parse(recipe)), {**settings}
+    methods, values = list(registry.parse(recipe)), {**settings}
     kinds_of = {name: registry.method(name) for name in methods}
     how: dict[str, Any] = {"engine": engine, "rounds": 2, "batch_norm": True}
-    plain = federation.run(recipe, given, **how)
+    plain = federation.run(recipe, values, **how)
     shuffled = random.Random(len(recipe)).sample(methods, len(methods))
     renamed = {f"{chr(ord('z') - i)}{i}": kinds_of[method] for i, method in enumerate(shuffled)}
     for kinds in ({}, renamed):
-        given |= {name: settings.get(kind.name, {}) for name, kind in kinds.items()}
+        values |= {name: settings.get(kind.name, {}) for name, kind in kinds.items()}
         with mock.patch.dict(registry.METHODS, {**_called(kinds)}):
             for order in (list(kinds) or methods)[::-1], list(kinds) or shuffled:
-                used = {name: given[name] for name in order if name in given}
+                used = {name: values[name] for name in order if name in values}
                 again = federation.run("+".join(order), used, **how)
                 assert federation.equal_models(again, plain), f"{engine}: {'+'.join(order)}"
 

@@ -61,7 +61,7 @@ def federation(dtype: torch.dtype = torch.float32, sizes: tuple[int, ...] = SIZE
 
 def images(dtype: torch.dtype = torch.float64) -> Federation:
     """The same samples as noisy images of 6 x 6."""
-    of = federation(dtype)
+    data = federation(dtype)
     generator = torch.Generator().manual_seed(0)
 
     def image(samples: Samples) -> Samples:
@@ -70,8 +70,10 @@ def images(dtype: torch.dtype = torch.float64) -> Federation:
             x + 0.5 * torch.randn(x.shape, generator=generator, dtype=x.dtype), samples.y
         )
 
-    train, test = image(of.train), image(of.test)
-    return Federation(train, of.clients, test, None if of.public is None else image(of.public))
+    train, test = image(data.train), image(data.test)
+    return Federation(
+        train, data.clients, test, None if data.public is None else image(data.public)
+    )
 
 
 def takes_norms(recipe: str, settings: Mapping[str, Mapping[str, object]]) -> bool:
@@ -121,7 +123,7 @@ def simulation(
     recipe: str,
     settings: Any = None,
     *,
-    of: Federation | None = None,
+    data: Federation | None = None,
     dtype: torch.dtype = torch.float32,
     batch_norm: bool = False,
     model: Model | None = None,
@@ -134,15 +136,15 @@ def simulation(
     )
     if options:
         raise TypeError(f"unknown options: {', '.join(options)}")
-    of = of or federation(dtype)
+    data = data or federation(dtype)
     path, every = around["checkpoint"], around["checkpoint_every"]
     checkpointing = [Checkpointing(Checkpoints(path, around["fingerprint"]), every)] if path else []
     return simulate(
         recipe,
         settings or {},
         engines.Federation.from_indices(
-            *(of.train, of.clients, of.test),
-            public=of.public,
+            *(data.train, data.clients, data.test),
+            public=data.public,
             absent=around["absent"],
             attackers=around["attackers"],
         ),

@@ -19,9 +19,9 @@ LOADED = "the options of fedml_noniid.contract"
 
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> None:
     """Adds our options, before pytest parses its arguments."""
-    words = [str(word) for word in early_config.invocation_params.args]
+    arguments = [str(word) for word in early_config.invocation_params.args]
     named = {SUITE, f"{SUITE}.test_method", str(Path(__file__).parent)}
-    if not named & {word.partition("::")[0].rstrip("/") for word in words}:
+    if not named & {word.partition("::")[0].rstrip("/") for word in arguments}:
         return
     group = parser.getgroup(SUITE, "the contract of fedml-noniid, for a method of yours")
     group.addoption(
@@ -51,13 +51,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     pytest.register_assert_rewrite(f"{SUITE}.checks", f"{SUITE}.silos")
 
 
-def values(option: str, given: list[str]) -> dict[str, object]:
+def values(option: str, pairs: list[str]) -> dict[str, object]:
     """Hyper-parameters of `key=value` words. UsageError."""
     options: dict[str, object] = {}
-    for word in given:
-        key, equals, text = word.partition("=")
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
         if not equals:
-            raise pytest.UsageError(f"{option} {word}: allowed: key=value, such as mu=0.1")
+            raise pytest.UsageError(f"{option} {pair}: allowed: key=value, such as mu=0.1")
         flags: dict[str, object] = {"true": True, "false": False}
         try:
             options[key] = flags[text] if text in flags else ast.literal_eval(text)
@@ -97,6 +97,6 @@ class Certificate:
         text = certificate(method, results, config.getoption("--neutral"))
         terminalreporter.section("certificate")
         terminalreporter.write(text)
-        place = config.getoption("--certificate")
-        if place:
-            Path(place).write_text(text)
+        path = config.getoption("--certificate")
+        if path:
+            Path(path).write_text(text)

@@ -44,7 +44,7 @@ class Case:
         return registry.method(self.name)
 
     @property
-    def given(self) -> dict[str, dict[str, object]]:
+    def by_method(self) -> dict[str, dict[str, object]]:
         """The hyper-parameters by method, as recipes take them."""
         return {self.kind.name: dict(self.settings)}
 
@@ -53,13 +53,13 @@ class Check(NamedTuple):
     """A check: its group and what it says of a method, in words."""
 
     group: str
-    words: str
+    description: str
     run: Callable[[Case], None]
 
 
 def _plain(check: Callable[..., None], **how: Any) -> Callable[[Case], None]:
     """A check of checks.py, which takes a recipe and hyper-parameters."""
-    return lambda case: check(case.name, case.given, **how)
+    return lambda case: check(case.name, case.by_method, **how)
 
 
 def _in_folder(check: Callable[..., None], **how: Any) -> Callable[[Case], None]:
@@ -67,23 +67,25 @@ def _in_folder(check: Callable[..., None], **how: Any) -> Callable[[Case], None]
 
     def run(case: Case) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            check(case.name, case.given, folder=Path(folder), **how)
+            check(case.name, case.by_method, folder=Path(folder), **how)
 
     return run
 
 
 def _entry(case: Case) -> None:
     """Its hyper-parameters are taken, and its class says what it does."""
-    registry.build(case.name, case.given, checks.SETTING)
-    words = case.kind.__doc__ or ""
-    assert words and not words.startswith(f"{case.kind.__name__}("), "its class has no docstring"
+    registry.build(case.name, case.by_method, checks.SETTING)
+    docstring = case.kind.__doc__ or ""
+    assert docstring and not docstring.startswith(f"{case.kind.__name__}("), (
+        "its class has no docstring"
+    )
 
 
 def _neutral(case: Case, engine: str) -> None:
     if case.neutral is None:
         raise NotTriedError("no neutral hyper-parameters are given, such as --neutral mu=0")
-    given = {case.kind.name: {**case.settings, **case.neutral}}
-    checks.neutral_is_fedavg(case.name, given, engine)
+    settings = {case.kind.name: {**case.settings, **case.neutral}}
+    checks.neutral_is_fedavg(case.name, settings, engine)
 
 
 def _draws(case: Case) -> None:
@@ -99,18 +101,18 @@ def _federated(case: Case) -> None:
 def _numbering(case: Case) -> None:
     _federated(case)
     try:
-        checks.numbering_does_not_matter(case.name, case.given)
+        checks.numbering_does_not_matter(case.name, case.by_method)
     except AssertionError:
-        if not checks.draws_for_clients(case.name, case.given):
+        if not checks.draws_for_clients(case.name, case.by_method):
             raise
-        words = "it draws random numbers, which go by the client's number, or breaks ties by it"
-        raise NotTriedError(words) from None
+        reason = "it draws random numbers, which go by the client's number, or breaks ties by it"
+        raise NotTriedError(reason) from None
 
 
 def _composes(case: Case, other: str) -> None:
     if case.kind.name == other:
         raise NotTriedError("it is that method")
-    if not checks.composes_or_is_refused(case.name, other, case.given):
+    if not checks.composes_or_is_refused(case.name, other, case.by_method):
         raise NotTriedError("refused, with both names and the reason")
 
 
@@ -126,17 +128,17 @@ def _silos(name: str, *packages: str) -> Callable[[Case], None]:
 
         _federated(case)
         try:
-            registry.build(case.name, case.given, Setting(3, 3, n_public=15, deployed=True))
+            registry.build(case.name, case.by_method, Setting(3, 3, n_public=15, deployed=True))
         except RecipeError as error:  # it needs more clients in a round, or is for simulations
             raise NotTriedError(str(error)) from None
         if name != "processes":
             how = {"batch_norm": True} if name == "pair_equals_simulation" else {}
-            getattr(silos, name)(case.name, case.given, **how)
+            getattr(silos, name)(case.name, case.by_method, **how)
         elif not case.processes:
             raise NotTriedError("the option --silo-processes runs it")
         else:
             with tempfile.TemporaryDirectory() as folder:
-                silos.processes_equal_simulation(case.name, case.given, Path(folder))
+                silos.processes_equal_simulation(case.name, case.by_method, Path(folder))
 
     return run
 

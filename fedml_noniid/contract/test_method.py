@@ -27,7 +27,7 @@ def case(pytestconfig: pytest.Config) -> Case:
     neutral = plugin.values("--neutral", pytestconfig.getoption("--neutral"))
     tested = Case(method, settings, neutral or None, pytestconfig.getoption("--silo-processes"))
     try:
-        registry.build(method, tested.given, checks.SETTING)
+        registry.build(method, tested.by_method, checks.SETTING)
     except UserError as error:
         pytest.exit(f"--method {method}: {error}", 4)
     return tested

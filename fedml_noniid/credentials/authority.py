@@ -109,7 +109,7 @@ def revoke(folder: Path, rank: int) -> str:
                 revoked.append(builder.revocation_date(now()).build())
         crl = _sign_list(ca.certificate.subject, ca.key, revoked)
         # The server's kit may be on the server only.
-        lists = [folder / of / "crl.pem" for of in ("ca", "0") if (folder / of).is_dir()]
+        lists = [folder / kit / "crl.pem" for kit in ("ca", "0") if (folder / kit).is_dir()]
         for path in lists:
             write_whole(path, crl, private=True)
     return (
@@ -325,13 +325,13 @@ def _exclusive_ownership(folder: Path, new: bool = False) -> Iterator[None]:
     try:
         if new:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(place, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             remove_abandoned(folder, ("ca", "[0-9]*"))  # with private keys
             yield
         finally:
-            os.close(place)
+            os.close(descriptor)
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         remedy = f"`{COMMAND} make` makes it" if missing else "use a folder that is writable"

@@ -30,13 +30,13 @@ def _class_name(value: object) -> object:
 ClassName = Annotated[Any, AfterValidator(_class_name)]  # text, or a number that is its name
 
 
-def class_numbers(where: Where, names: Sequence[str], classes: Sequence[object]) -> list[int]:
+def class_numbers(path: Where, names: Sequence[str], classes: Sequence[object]) -> list[int]:
     """The numbers of classes by their names. UserError for another name, and for one twice."""
     for name in classes:
-        unknown(where, str(name), names)
+        unknown(path, str(name), names)
     numbers = [names.index(str(name)) for name in classes]
     if len({*numbers}) < len(numbers):
-        raise UserError(where=where, value=classes, allowed="each class once")
+        raise UserError(where=path, value=classes, allowed="each class once")
     return numbers
 
 

@@ -159,7 +159,7 @@ class Dataset(Raw):
     @property
     def _head(self) -> dict[str, object]:
         keys = ("name", "classes", "mean", "std", "unit", "notes")
-        inputs = {name: one.model_dump() for name, one in self.inputs.items()}
+        inputs = {name: spec.model_dump() for name, spec in self.inputs.items()}
         return {key: getattr(self, key) for key in keys} | ({"inputs": inputs} if inputs else {})
 
     @property
@@ -193,7 +193,7 @@ def _dataset(head: dict[str, Any], tensors: dict[str, Tensor]) -> Dataset:
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in head.items()
     }
-    fields["inputs"] = {key: Input(**one) for key, one in head.get("inputs", {}).items()}
+    fields["inputs"] = {key: Input(**spec) for key, spec in head.get("inputs", {}).items()}
     fields |= {key: tensors[key] for key in TENSORS} | {key: tensors.get(key) for key in OPTIONAL}
     return Dataset(**fields)
 
@@ -221,22 +221,22 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
 def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) of `Dataset.from_raw`."""
     with located("normalise"):
-        given = mean_and_deviation(normalise)
+        fixed = mean_and_deviation(normalise)
     if not raw.train_x.is_floating_point() and raw.train_x.dtype is not torch.uint8:
-        if given is not None:
+        if fixed is not None:
             allowed = "channel, the default: the samples are tokens, which are not normalised"
             raise UserError(where=("normalise",), value=normalise, allowed=allowed)
         return (), ()
     if raw.inputs:
-        if given not in (None, NORMALISATIONS["none"]):
+        if fixed not in (None, NORMALISATIONS["none"]):
             allowed = "channel, or none: the samples have several inputs"
             raise UserError(where=("normalise",), value=normalise, allowed=allowed)
         n = total(raw.inputs)
-        return moments(raw.inputs, raw.train_x) if given is None else ((0.0,) * n, (1.0,) * n)
-    if given is None:
+        return moments(raw.inputs, raw.train_x) if fixed is None else ((0.0,) * n, (1.0,) * n)
+    if fixed is None:
         return _moments(raw.train_x)
     channels = raw.train_x.shape[1]
-    return (given[0] * raw.unit,) * channels, (given[1] * raw.unit,) * channels
+    return (fixed[0] * raw.unit,) * channels, (fixed[1] * raw.unit,) * channels
 
 
 def _merged(raw: Raw, mean: Sequence[float], std: Sequence[float]) -> list[str]:

@@ -98,8 +98,8 @@ def load(name: str, root: Path, **options: Any) -> Dataset:
         known("data set", name, DATASETS)
     check(name, options)
     reader, root = find(name), Path(root)
-    shared = {one.name for one in fields(Preprocessing)}
-    of = Preprocessing(**{key: value for key, value in options.items() if key in shared})
+    shared = {field.name for field in fields(Preprocessing)}
+    preprocessing = Preprocessing(**{key: value for key, value in options.items() if key in shared})
     try:
         if name in DATASETS:  # of ours, some take shared options too
             takes = inspect.signature(reader).parameters
@@ -109,13 +109,13 @@ def load(name: str, root: Path, **options: Any) -> Dataset:
             raw = own.read(name, reader, root, rest)
     except OSError as error:
         raise unreadable(root, error) from None
-    if of.samples is not None:
-        raw = _thinned(raw, of.samples)
-    if of.size is not None:
-        shape = of.size[0], of.size[1]
+    if preprocessing.samples is not None:
+        raw = _thinned(raw, preprocessing.samples)
+    if preprocessing.size is not None:
+        shape = preprocessing.size[0], preprocessing.size[1]
         train_x, test_x = (resized(x, shape) for x in (raw.train_x, raw.test_x))
         raw = replace(raw, train_x=train_x, test_x=test_x, encode=None, without=None)
-    return Dataset.from_raw(name, raw, of.normalise)
+    return Dataset.from_raw(name, raw, preprocessing.normalise)
 
 
 def _thinned(raw: Raw, samples: int) -> Raw:

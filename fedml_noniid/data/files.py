@@ -43,8 +43,8 @@ def write_whole(
     large to be held twice. Missing folders are made. `private`: only the owner may read it. Raises
     UserError if the folder can't be written.
     """
-    with _beside(path) as place:
-        fresh = place / "new"
+    with _beside(path) as temporary:
+        fresh = temporary / "new"
         with opened(fresh, "wb", private) as file:
             rights = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if not callable(content):
@@ -117,8 +117,8 @@ def replace_folder(folder: Path, files: Mapping[str, bytes], private: bool = Fal
 
     `private`: only the owner may read it. Raises UserError if it can't be written.
     """
-    with _beside(folder) as place:
-        fresh = place / "new"
+    with _beside(folder) as temporary:
+        fresh = temporary / "new"
         fresh.mkdir(mode=0o700 if private else 0o777)
         for name, content in files.items():
             (fresh / name).parent.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def replace_folder(folder: Path, files: Mapping[str, bytes], private: bool = Fal
                 os.fsync(file.fileno())
         _sync(fresh)
         if folder.exists():
-            folder.replace(place / "old")
+            folder.replace(temporary / "old")
         fresh.replace(folder)
         _sync(folder.parent)
 
@@ -160,13 +160,13 @@ def remove_abandoned(folder: Path, names: Iterable[str]) -> None:
     stays.
     """
     for name in names:
-        for place in folder.glob(f".{name}.*{UNFINISHED}"):
+        for temporary in folder.glob(f".{name}.*{UNFINISHED}"):
             if (
-                place.is_dir()
-                and not place.is_symlink()
-                and {path.name for path in place.iterdir()} <= {"new"}
+                temporary.is_dir()
+                and not temporary.is_symlink()
+                and {path.name for path in temporary.iterdir()} <= {"new"}
             ):
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
@@ -175,10 +175,10 @@ def leaving_nothing() -> Iterator[None]:
     wandb leaves."""
     with (
         warnings.catch_warnings(),
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary,
     ):
         warnings.simplefilter("ignore")
-        before, tempfile.tempdir = tempfile.tempdir, place
+        before, tempfile.tempdir = tempfile.tempdir, temporary
         try:
             yield
         finally:
@@ -193,8 +193,8 @@ def _beside(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED, ignore_cleanup_errors=True
-        ) as place:
-            yield Path(place)
+        ) as temporary:
+            yield Path(temporary)
 
 
 def _sync(folder: Path) -> None:

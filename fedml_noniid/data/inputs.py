@@ -42,17 +42,17 @@ Inputs = Mapping[str, Input]
 
 def total(inputs: Inputs) -> int:
     """How many numbers a sample has."""
-    return sum(one.size for one in inputs.values())
+    return sum(spec.size for spec in inputs.values())
 
 
 def split(inputs: Inputs, x: Tensor) -> dict[str, Tensor]:
     """The inputs by name, [B, *shape], of a batch [B, total]; whole numbers are int64."""
-    sizes = [one.size for one in inputs.values()]
+    sizes = [spec.size for spec in inputs.values()]
     parts = torch.split(x, sizes, dim=1)
     by_name = {}
-    for (name, one), part in zip(inputs.items(), parts, strict=True):
-        part = part.reshape(len(x), *one.shape)
-        by_name[name] = part.round().long() if one.whole else part
+    for (name, spec), part in zip(inputs.items(), parts, strict=True):
+        part = part.reshape(len(x), *spec.shape)
+        by_name[name] = part.round().long() if spec.whole else part
     return by_name
 
 
@@ -66,33 +66,33 @@ def described(arrays: Mapping[str, Array]) -> dict[str, Input]:
 
 
 def joined(
-    inputs: Inputs, scaled: Collection[str], arrays: Mapping[str, Array], where: str
+    inputs: Inputs, scaled: Collection[str], arrays: Mapping[str, Array], prefix: str
 ) -> Array:
     """The samples [n, total] as float32, or as float64 if an input is.
 
-    `where` begins a message, behind it stands a name.
+    `prefix` begins a message, behind it stands a name.
 
     `scaled`: the inputs that are bytes in training, which become numbers from 0 to 1. UserError for
     other names, shapes or kinds of numbers than in training, and for numbers that are not finite,
     or whole numbers that float32 can't hold.
     """
     if arrays.keys() != inputs.keys():
-        given, allowed = ", ".join(arrays), ", ".join(inputs)
-        raise UserError(f"{where.rstrip('.')} has the inputs {given}", allowed=allowed)
+        names, allowed = ", ".join(arrays), ", ".join(inputs)
+        raise UserError(f"{prefix.rstrip('.')} has the inputs {names}", allowed=allowed)
     n = len(next(iter(arrays.values()))) if all(a.ndim for a in arrays.values()) else 0
     columns = []
-    for name, one in inputs.items():
+    for name, spec in inputs.items():
         array = arrays[name]
-        kind = f"{where}{name} is {array.dtype} {list(array.shape)}"
+        kind = f"{prefix}{name} is {array.dtype} {list(array.shape)}"
         if array.dtype.kind not in "iufb" or array.dtype.itemsize > 8:
             raise UserError(kind, allowed="numbers of at most 64 bits")
-        if array.shape != (n, *one.shape) or not array.size:
-            raise UserError(kind, allowed=str([n or "n", *one.shape]))
-        if is_bytes(array) != (name in scaled) or (one.whole and array.dtype.kind not in "iu"):
-            other = "whole numbers" if one.whole else "numbers"
+        if array.shape != (n, *spec.shape) or not array.size:
+            raise UserError(kind, allowed=str([n or "n", *spec.shape]))
+        if is_bytes(array) != (name in scaled) or (spec.whole and array.dtype.kind not in "iu"):
+            other = "whole numbers" if spec.whole else "numbers"
             allowed = "uint8" if name in scaled else f"{other} of another type than uint8"
             raise UserError(kind, allowed=f"{allowed}, as the training samples")
-        if one.whole and np.abs(array.astype(float)).max() > LARGEST:
+        if spec.whole and np.abs(array.astype(float)).max() > LARGEST:
             raise UserError(f"{kind}, with numbers beyond 2^24", allowed="-2^24 to 2^24")
         with np.errstate(over="ignore"):  # too large for float32: becomes infinite, and is refused
             narrow = array.reshape(n, -1).astype(np.float32)
@@ -118,14 +118,14 @@ def moments(inputs: Inputs, x: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     std: list[float] = []
     parts = x.double().numpy()
     first = 0
-    for one in inputs.values():
-        part = parts[:, first : first + one.size]
-        first += one.size
-        axes = None if len(one.shape) > 1 else 0
-        m, s = (np.broadcast_to(value, one.size) for value in (part.mean(axes), part.std(axes)))
-        constant = np.broadcast_to(part.min(axes) == part.max(axes), one.size)
-        mean += [0.0] * one.size if one.whole else m.tolist()
-        std += [1.0] * one.size if one.whole else np.where(constant, 1.0, s).tolist()
+    for spec in inputs.values():
+        part = parts[:, first : first + spec.size]
+        first += spec.size
+        axes = None if len(spec.shape) > 1 else 0
+        m, s = (np.broadcast_to(value, spec.size) for value in (part.mean(axes), part.std(axes)))
+        constant = np.broadcast_to(part.min(axes) == part.max(axes), spec.size)
+        mean += [0.0] * spec.size if spec.whole else m.tolist()
+        std += [1.0] * spec.size if spec.whole else np.where(constant, 1.0, s).tolist()
     return tuple(mean), tuple(std)
 
 

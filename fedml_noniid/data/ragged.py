@@ -26,7 +26,7 @@ class Ragged(Sequence[Ints]):
         if isinstance(lists, Ragged):
             return lists
         offsets = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(one) for one in lists], out=offsets[1:])
+        np.cumsum([len(indices) for indices in lists], out=offsets[1:])
         return Ragged(np.concatenate([np.empty(0, np.int64), *lists]), offsets)
 
     @cached_property

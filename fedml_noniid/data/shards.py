@@ -51,15 +51,15 @@ class Parts:
     tests: Sequence[Samples] | None = None
 
     @staticmethod
-    def cut(data: Dataset, of: Indices, std: torch.Tensor | None = None) -> Parts:
+    def cut(data: Dataset, indices: Indices, std: torch.Tensor | None = None) -> Parts:
         """The parts of a data set in a partition; an empty list leaves its part out.
 
         `std`: the standard deviations [N, ...] of the clients' noise, if they have any
         (`data.noise`).
         """
-        x, y, clients = data.normalised("train"), data.train_y, of.clients
+        x, y, clients = data.normalised("train"), data.train_y, indices.clients
         train = Samples(
-            *of.skew.applied(clients, x, y),
+            *indices.skew.applied(clients, x, y),
             None if std is None else noises.per_sample(std, clients, x),
         )
 
@@ -71,12 +71,12 @@ class Parts:
             train,
             clients,
             test,
-            samples(of.validation),
-            samples(of.public),
+            samples(indices.validation),
+            samples(indices.public),
             len(data.classes),
             data.embedding,
-            of.skew.drift,
-            of.skew.tests(of.test_clients, test.x, test.y),
+            indices.skew.drift,
+            indices.skew.tests(indices.test_clients, test.x, test.y),
         )
 
     def client_tests(self) -> list[Samples]:
@@ -198,9 +198,9 @@ def samples_of(name: str, batches: Batches) -> Samples:
     return Samples(x, y)
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same = one.shape == other.shape and one.dtype == other.dtype
-    return same and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    same = x.shape == y.shape and x.dtype == y.dtype
+    return same and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
 
 
 def _in_order(name: str, loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -39,7 +39,7 @@ def strata(train_y: Floats, test_y: Floats, names: Sequence[str]) -> Strata:
         order = np.argsort(often, kind="stable")
         of_order = [np.column_stack([y[:, order], np.ones(len(y))]).argmax(1) for y in ys]
         number = np.append(order, len(names)).astype(np.int64)
-        return Strata((*names, NONE), *(number[place] for place in of_order))
+        return Strata((*names, NONE), *(number[rank] for rank in of_order))
     edges = np.unique(np.quantile(train_y[:, 0], np.arange(1, BINS) / BINS, method="lower"))
     edges = edges[edges < train_y[:, 0].max()]
     ends = [f"{edge:.4g}" for edge in edges]

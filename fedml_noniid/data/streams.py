@@ -36,9 +36,9 @@ class Streams:
         self._philox = np.random.Philox(_sequence(seed, name, counters))
         state: Any = self._philox.state
         # For so few numbers, NumPy reads lists in a third of the time of arrays.
-        words = {name: array.tolist() for name, array in state["state"].items()}
-        self._start: Any = state | {"state": words, "buffer": state["buffer"].tolist()}
-        self._key: list[int] = words["key"]
+        arrays = {name: array.tolist() for name, array in state["state"].items()}
+        self._start: Any = state | {"state": arrays, "buffer": state["buffer"].tolist()}
+        self._key: list[int] = arrays["key"]
         self._generator = np.random.Generator(self._philox)
 
     def __call__(self, k: int) -> np.random.Generator:

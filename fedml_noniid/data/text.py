@@ -53,13 +53,13 @@ def vocabulary(texts: Iterable[Sequence[str]], size: int) -> list[str]:
     return [*SPECIALS, *frequent[: size - len(SPECIALS)]]
 
 
-def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> Tensor:
-    """Each text's positions in `words`, cut to the first `length` tokens and padded at the end, [n,
-    length] int32.
+def encode(texts: Sequence[Sequence[str]], vocabulary: Sequence[str], length: int) -> Tensor:
+    """Each text's positions in `vocabulary`, [n, length] int32, cut to the first `length` tokens
+    and padded at the end.
 
     A token that isn't in the vocabulary is UNKNOWN; a text without tokens is one UNKNOWN.
     """
-    number = {word: position for position, word in enumerate(words)} | dict.fromkeys(
+    number = {word: position for position, word in enumerate(vocabulary)} | dict.fromkeys(
         SPECIALS, UNKNOWN
     )
     ids = np.full((len(texts), length), PAD, dtype=np.int32)
@@ -84,21 +84,22 @@ def read_texts(
     `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises
     UserError as these.
     """
-    first, second = ([tokenise(one) for one in part] for part in (train, test))
-    words = vocabulary(map(tokenise, source), size)
-    vectors, where = embedding(words, root)
-    train_x, test_x = encode(first, words, length), encode(second, words, length)
+    first, second = ([tokenise(text) for text in part] for part in (train, test))
+    entries = vocabulary(map(tokenise, source), size)
+    vectors, note = embedding(entries, root)
+    train_x, test_x = encode(first, entries, length), encode(second, entries, length)
     cut = sum(len(tokens) > length for part in (first, second) for tokens in part)
     unknown = 100 * (test_x == UNKNOWN).sum().item() / (test_x != PAD).sum().item()
     notes = [
-        f"vocabulary of {len(words)} entries, which {unknown:.1f} % of the test tokens are not in",
+        f"vocabulary of {len(entries)} entries, which {unknown:.1f} % of the test tokens are not "
+        "in",
         f"{cut} of {len(first) + len(second)} {noun} cut to {length} tokens",
-        where,
+        note,
     ]
-    return train_x, test_x, vectors, notes, words
+    return train_x, test_x, vectors, notes, entries
 
 
-def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
+def embedding(vocabulary: Sequence[str], root: Path) -> tuple[Tensor, str]:
     """(the words' vectors [V, 300] float32, their origin): GloVe's if `root` has its file,
     otherwise drawn.
 
@@ -107,7 +108,7 @@ def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
     deviation of GloVe's vectors. The draws do not depend on an experiment's seed. Raises UserError
     for a damaged file.
     """
-    drawn = stream(0, "embedding").standard_normal((len(words), WIDTH))
+    drawn = stream(0, "embedding").standard_normal((len(vocabulary), WIDTH))
     drawn[PAD] = 0
     path = root / GLOVE
     if not path.is_file():
@@ -115,7 +116,7 @@ def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
             f"word vectors: drawn at random (normal, deviation 1), as {path.name} is not in {root}"
         )
         return torch.from_numpy(drawn.astype(np.float32)), note
-    read, n = _glove(path, words), len(words) - len(SPECIALS)
+    read, n = _glove(path, vocabulary), len(vocabulary) - len(SPECIALS)
     if not read:
         raise UserError(f"{path}: has none of the {n} words of the vocabulary; is it {GLOVE}?")
     vectors = np.stack(list(read.values()))
@@ -125,14 +126,16 @@ def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
     return torch.from_numpy(drawn.astype(np.float32)), note
 
 
-def _glove(path: Path, words: Sequence[str]) -> dict[int, Floats]:
-    """The vectors that a GloVe file has for `words`, by position.
+def _glove(path: Path, vocabulary: Sequence[str]) -> dict[int, Floats]:
+    """The vectors that a GloVe file has for `vocabulary`, by position.
 
     UserError names the first damaged line.
     """
     # As bytes (UTF-8), because only few of the 400,000 lines are needed.
     wanted = {
-        word.encode(): position for position, word in enumerate(words) if position >= len(SPECIALS)
+        word.encode(): position
+        for position, word in enumerate(vocabulary)
+        if position >= len(SPECIALS)
     }
     by_id = {}
     with path.open("rb") as file:

@@ -23,8 +23,8 @@ def user_files(name: str, root: Path, options: Mapping[str, object]) -> dict[str
     Empty for the data sets that are downloaded. UserError for folders that can't be read.
     """
     try:
-        of = partial(_of_options, name) if is_own(name) else OF_USER.get(name, _none)
-        paths = of(Path(root), options)
+        files_of = partial(_of_options, name) if is_own(name) else OF_USER.get(name, _none)
+        paths = files_of(Path(root), options)
         return {os.path.relpath(path, root): path for path in paths if path.is_file()}
     except OSError as error:
         raise unreadable(root, error) from None

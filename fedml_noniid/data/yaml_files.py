@@ -41,9 +41,9 @@ def read_yaml(
     try:
         raw = path.read_bytes()
     except OSError as error:
-        place = path.parent.resolve()
+        folder = path.parent.resolve()
         raise UserError(
-            f"{name}: can't be read ({error.strerror or error}); it belongs into {place}"
+            f"{name}: can't be read ({error.strerror or error}); it belongs into {folder}"
         ) from None
     content = loaded(raw, name)
     if not isinstance(content, dict):
@@ -86,7 +86,7 @@ def _size(value: object, known: dict[int, int], depth: int = 0) -> int:
             raise ValueError(NESTED)
         known[id(value)] = 0
         inner = [*value, *value.values()] if isinstance(value, dict) else value
-        size = known[id(value)] = 1 + sum(_size(one, known, depth + 1) for one in inner)
+        size = known[id(value)] = 1 + sum(_size(part, known, depth + 1) for part in inner)
     if not 0 < size <= MAX_VALUES:
         raise ValueError("its aliases make too many values, or one that is in itself")
     return size

@@ -79,11 +79,11 @@ class Coordinator:
 
     def join(self, client: int, hello: wire.Hello, line: Call) -> wire.Welcome:
         """Lets a silo in, also one that comes again. Raises RefusedError."""
-        where = wire.silo(client)
+        name = wire.silo(client)
         if hello.study != self.study:
-            raise RefusedError("configuration", f"{where}: its study is not the server's")
-        broken = RefusedError("broken", f"{where}: has come again on another stream")
-        replaced = RefusedError("replaced", f"{where}: another process of this silo has taken over")
+            raise RefusedError("configuration", f"{name}: its study is not the server's")
+        broken = RefusedError("broken", f"{name}: has come again on another stream")
+        replaced = RefusedError("replaced", f"{name}: another process of this silo has taken over")
         with self._lock:
             known = self._processes.get(client, [])
             if hello.session in known[:-1]:
@@ -97,7 +97,7 @@ class Coordinator:
             if client in self._lines:
                 self._lines[client].end(replaced if is_new else broken)
             else:
-                self._note(f"{where} is there")
+                self._note(f"{name} is there")
             self._lines[client] = line
         self._news.set()
         return wire.Welcome(run=self.run)
@@ -303,12 +303,12 @@ class Coordinator:
         return False
 
     def _refuse_unexpected(self, client: int, at: tuple[int, int]) -> None:
-        where, (exchange, _) = wire.silo(client), at
+        name, (exchange, _) = wire.silo(client), at
         if self._down is None or at != self._down.at:
-            raise RefusedError("stale", f"{where}: answer is to exchange {exchange}, which is over")
+            raise RefusedError("stale", f"{name}: answer is to exchange {exchange}, which is over")
         if client not in self._left:
             why = f"has answered exchange {exchange} already, or was not asked in it"
-            raise RefusedError("duplicate", f"{where}: {why}")
+            raise RefusedError("duplicate", f"{name}: {why}")
 
     def _gone(self, client: int) -> bool:
         """Whether a silo is not waited for any more: some time after its last contact; never while

@@ -451,7 +451,10 @@ class HostAggregator(ServerAggregator):
 
     def hook(self, replies: dict[int, Tree]) -> dict[int, Tree]:
         """The replies by client after FedML's hook, which sees models if the settings say so."""
-        acts = any(getattr(self.args, f"enable_{of}", False) for of in ("attack", "defense", "dp"))
+        acts = any(
+            getattr(self.args, f"enable_{feature}", False)
+            for feature in ("attack", "defense", "dp")
+        )
         if not acts or not any(reply.get("deltas") for reply in replies.values()):
             return replies
         # w_t: FedML's hooks take models, replies are differences to it.

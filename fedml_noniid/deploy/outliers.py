@@ -81,7 +81,9 @@ class Outliers:
     def state(self) -> dict[str, Any]:
         """What a checkpoint has, as JSON."""
         own: dict[str, dict[int, Any]] = {"ratios": self.last_ratios, "left_out": self.left_out}
-        return {key: list(of.items()) for key, of in own.items()} | {"medians": self.medians}
+        return {key: list(by_client.items()) for key, by_client in own.items()} | {
+            "medians": self.medians
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from a `state`."""

@@ -181,25 +181,26 @@ class ServerRun:
         packing = None if self.down.ask is None else self.terms.algorithm.packing(self.down.ask.job)
         reply = wire.opened(upload, client, self.down, self.schema, self._ranges, packing)
         if reply is not None:
-            where, n = f"round {self._round}, {wire.silo(client)}", int(reply["n"])
+            source, n = f"round {self._round}, {wire.silo(client)}", int(reply["n"])
             if n > (most := self.terms.limits[client]):
                 raise RefusedError(
                     "samples",
-                    f"{where}: upload counts n = {n} samples; train_args.max_samples allows {most}",
+                    f"{source}: upload counts n = {n} samples; train_args.max_samples allows "
+                    f"{most}",
                 )
             for known in {samples, self._samples.get(client)} - {None, n}:
                 raise RefusedError(
                     "samples",
-                    f"{where}: upload counts n = {n} samples; it was {known} before, and may not "
+                    f"{source}: upload counts n = {n} samples; it was {known} before, and may not "
                     "change",
                 )
             steps = int(self.terms.plan.steps(np.array(n))) if self.schema["steps"] else 0
             if reply["steps"] != steps:
                 raise RefusedError(
                     "steps",
-                    f"{where}: upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}",
+                    f"{source}: upload's 'steps' has {reply['steps']:g}; {n} samples make {steps}",
                 )
-            self._refuse_overflow(reply, where)
+            self._refuse_overflow(reply, source)
             whole = self._schemas[wire.name(self.down.question)]
             self.outliers.norms[client] = (
                 _secure().said(whole, upload["leaves"])
@@ -209,7 +210,7 @@ class ServerRun:
         return reply
 
     @torch.no_grad()
-    def _refuse_overflow(self, reply: Tree, where: str) -> None:
+    def _refuse_overflow(self, reply: Tree, source: str) -> None:
         """Raises RefusedError if the model of a reply overflows: a deep network multiplies its
         weights."""
         if reply.get("deltas"):
@@ -219,7 +220,7 @@ class ServerRun:
             # Written so that NaN is refused too.
             if not size <= wire.MAX_MAGNITUDE**3:
                 why = f"upload's model overflows on a test sample; {wire.REMEDY}"
-                raise RefusedError("range", f"{where}: {why}")
+                raise RefusedError("range", f"{source}: {why}")
 
     def without(self, late: Collection[int]) -> None:
         """Leaves these clients, which don't answer the present message, out for the rest of the

@@ -294,7 +294,7 @@ class CommArgs(Section):
     lost_s: Positive = 3600.0  # seconds that a silo looks for the server
 
     @property
-    def place(self) -> tuple[str, int]:
+    def address(self) -> tuple[str, int]:
         """(host, port) of `server`."""
         host, _, port = self.server.rpartition(":")
         return host.strip("[]"), int(port)
@@ -307,7 +307,7 @@ class CommArgs(Section):
         """UserError unless a server can listen at `server`."""
         try:
             socket.create_server(
-                self.place, family=socket.AF_INET6 if ":" in self.place[0] else socket.AF_INET
+                self.address, family=socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET
             ).close()
         except OSError as error:
             raise UserError(
@@ -437,9 +437,9 @@ def read_places(path: Path) -> tuple[CommArgs, TrackingArgs]:
         return comm, validated(TrackingArgs, sections[1])
 
 
-def check(content: object, where: str) -> Deployment:
-    """The deployment of a nested mapping; `where` begins every message."""
-    with located(source=where):
+def check(content: object, source: str) -> Deployment:
+    """The deployment of a nested mapping; `source` begins every message."""
+    with located(source=source):
         return validated(Deployment, content)
 
 

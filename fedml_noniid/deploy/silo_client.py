@@ -48,12 +48,12 @@ T = TypeVar("T")
 Admit = Callable[[wire.Task, wire.Table], object]
 
 
-def channel(comm: CommArgs, kit: Kit, of: Any = grpc) -> Any:
-    """A channel to the server; `of`: grpc or grpc.aio."""
+def channel(comm: CommArgs, kit: Kit, module: Any = grpc) -> Any:
+    """A channel to the server; `module`: grpc or grpc.aio."""
     credentials = grpc.ssl_channel_credentials(kit.ca, kit.key, kit.certificate)
     # Only the server's certificate has this name, whatever its address is.
     name = ("grpc.ssl_target_name_override", certificates.SERVER)
-    return of.secure_channel(comm.server, credentials, [*OPTIONS, name])
+    return module.secure_channel(comm.server, credentials, [*OPTIONS, name])
 
 
 def status(comm: CommArgs, kit: Path) -> dict[str, Any]:

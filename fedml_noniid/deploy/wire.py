@@ -518,23 +518,23 @@ def opened(
     missing or unknown, a shape or dtype is wrong, a number is not finite or beyond its range, or an
     update is not packed as `packing` does. NaN stands for a training loss that was withheld.
     """
-    where = f"round {sent.round}, {silo(client)}"
+    source = f"round {sent.round}, {silo(client)}"
     if type(message) is not dict or message.keys() - {"sha256"} != UPLOAD:
         raise RefusedError(
             "malformed",
-            f"{where}: upload is not one of this protocol; all silos must run this release",
+            f"{source}: upload is not one of this protocol; all silos must run this release",
         )
     if (message["client"], message["exchange"]) != (client, sent.exchange):
         raise RefusedError(
             "stale",
-            f"{where}: upload says client {message['client']}, exchange {message['exchange']}; "
+            f"{source}: upload says client {message['client']}, exchange {message['exchange']}; "
             f"expected client {client}, exchange {sent.exchange}",
         )
     if sent.ask is None or client not in sent.ask.to:
         return None
     leaves: Params = message["leaves"]
-    where = f"{where}, job {name(sent.ask)!r}"
-    fit(leaves, schema, where)
+    source = f"{source}, job {name(sent.ask)!r}"
+    fit(leaves, schema, source)
     sent_reply = unflatten(leaves, schema)
     reply = unpacked(sent_reply, packing, sent.ask)
     for key, leaf in flatten(reply).items():
@@ -545,13 +545,13 @@ def opened(
         for number in (*leaf.aminmax(), *broken) if leaf.numel() else ():
             if not number.isfinite():
                 raise RefusedError(
-                    "non-finite", f"{where}: upload's {key!r} is not finite; {REMEDY}"
+                    "non-finite", f"{source}: upload's {key!r} is not finite; {REMEDY}"
                 )
             # Of tensors: the ends are rounded to the dtype.
             if number not in limit:
                 raise RefusedError(
                     "range",
-                    f"{where}: upload's {key!r} has {number.item():g}; allowed: "
+                    f"{source}: upload's {key!r} has {number.item():g}; allowed: "
                     f"{'whole numbers ' * limit.whole}{limit}; {REMEDY}",
                 )
     if packing is not None and (
@@ -559,29 +559,29 @@ def opened(
     ):
         raise RefusedError(
             "packed",
-            f"{where}: upload's 'deltas/{key}' is no packed update: packed again, it is another "
+            f"{source}: upload's 'deltas/{key}' is no packed update: packed again, it is another "
             "one; all silos must run this release",
         )
     return reply
 
 
-def fit(leaves: Mapping[str, object], schema: Tree, where: str) -> None:
+def fit(leaves: Mapping[str, object], schema: Tree, source: str) -> None:
     """Raises RefusedError unless tensors, or the entries of a table, have names, dtypes and shapes
     of the schema."""
     expected = flatten(schema)
     for key in (*expected, *leaves):
         if key not in leaves:
             raise RefusedError(
-                "missing", f"{where}: upload lacks {key!r}; expected {form(expected[key])}"
+                "missing", f"{source}: upload lacks {key!r}; expected {form(expected[key])}"
             )
         if key not in expected:
             raise RefusedError(
-                "extra", f"{where}: upload has {key!r}, which the server did not ask for"
+                "extra", f"{source}: upload has {key!r}, which the server did not ask for"
             )
         sent, wanted = form(leaves[key]), form(expected[key])
         if sent != wanted:
             kind = "shape" if sent.split()[0] == wanted.split()[0] else "dtype"
-            raise RefusedError(kind, f"{where}: upload's {key!r} is {sent}; expected {wanted}")
+            raise RefusedError(kind, f"{source}: upload's {key!r} is {sent}; expected {wanted}")
 
 
 def form(leaf: object) -> str:

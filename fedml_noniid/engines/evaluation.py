@@ -46,7 +46,7 @@ def check_measured(loss: Loss, vocabulary: int | None = None, **targets: Tensor 
                 ) from None
         if any(loss.of_one(one, y)[loss.metric].isnan() for one in constants):
             raise UserError(
-                f"{metric_of(loss.metric).words} of the {len(y)} {part} samples is not defined",
+                f"{metric_of(loss.metric).label} of the {len(y)} {part} samples is not defined",
                 allowed="samples that differ in each target, or have some label",
             )
 

@@ -155,17 +155,17 @@ def chained(path: Path, lines: Iterable[bytes]) -> Iterator[Line]:
     """
     log, prev = "", NONE
     for n, raw in enumerate(lines):
-        where, signed = f"{path}: line {n + 1}", SIGNED.fullmatch(raw)
+        source, signed = f"{path}: line {n + 1}", SIGNED.fullmatch(raw)
         try:
             body = json_of(_body(raw)) if signed else None
         except ValueError:
             body = None
         if signed is None or not _is_line(body):
-            raise UserError(f"{where}: is no line of an audit log; it was changed")
+            raise UserError(f"{source}: is no line of an audit log; it was changed")
         log = log or body["log"]
         if body.get("prev") != prev or (body["n"], body["log"]) != (n, log):
             raise UserError(
-                f"{where}: does not follow the line before: lines were changed, added, removed or "
+                f"{source}: does not follow the line before: lines were changed, added, removed or "
                 f"moved (it has n = {shown(body['n'])})"
             )
         prev = _sha(_body(raw))
@@ -198,15 +198,15 @@ class Checked(NamedTuple):
         name, certificate, signers = "", "", list[str]()
         lines = list(chained(path, whole))
         for line in lines:
-            where = f"{path}: line {line.seal.n + 1}"
+            source = f"{path}: line {line.seal.n + 1}"
             if line.body["kind"] == START:
                 certificate = str(line.body.get("certificate"))
                 who = _holder(certificate, ca)
                 name = name or who
                 if who == STRANGER or who != name:
-                    raise UserError(f"{where}: has the certificate of {who}")
+                    raise UserError(f"{source}: has the certificate of {who}")
             if not line.seal.signed_by(certificate):
-                raise UserError(f"{where}: {UNSIGNED}")
+                raise UserError(f"{source}: {UNSIGNED}")
             signers.append(certificate)
         if not lines:
             raise UserError(f"{path}: has no whole line")
@@ -225,9 +225,9 @@ class Checked(NamedTuple):
                 heard += 1
                 yield from self._refuted(seal, f"{other.path}: line {line.seal.n + 1}")
         for line in other.alone(ARRIVED, self):
-            where = f"{other.path}: line {line.seal.n + 1}"
+            source = f"{other.path}: line {line.seal.n + 1}"
             got = f"{line.body.get('message')!r} {line.body.get('head')!r}"[:MAX_SHOWN]
-            yield f"{where}: got {got}; {self.path} has not sent it"
+            yield f"{source}: got {got}; {self.path} has not sent it"
         if not heard:
             yield f"{other.path}: knows nothing of {self.name}"
 
@@ -243,20 +243,20 @@ class Checked(NamedTuple):
                 unmatched += [line] * (known[message] < 0)
         return unmatched
 
-    def _refuted(self, seal: Seal, where: str) -> Iterator[str]:
+    def _refuted(self, seal: Seal, source: str) -> Iterator[str]:
         """What a seal of this log's process, which the other one has written down, shows."""
         end, known = len(self.lines), seal.n if 0 <= seal.n < len(self.lines) else -1
         if not seal.signed_by(self.certificates[known]):
-            yield f"{where}: has a seal that {self.name} has not signed"
+            yield f"{source}: has a seal that {self.name} has not signed"
         elif seal.log != self.lines[0].seal.log:
-            yield f"{where}: {self.name} wrote the log {seal.log}; {self.path} is another one"
+            yield f"{source}: {self.name} wrote the log {seal.log}; {self.path} is another one"
         elif seal.n >= end:
             yield (
-                f"{where}: {self.name} had signed {seal.n + 1} lines; {self.path} ends with line "
+                f"{source}: {self.name} had signed {seal.n + 1} lines; {self.path} ends with line "
                 f"{end}: lines were removed"
             )
         elif self.lines[seal.n].seal.head != seal.head:
-            yield f"{where}: {self.name} had signed another line {seal.n + 1} than {self.path} has"
+            yield f"{source}: {self.name} had signed another line {seal.n + 1} than {self.path} has"
 
 
 def verify(path: Path, ca: Path, against: Path | None = None) -> str:
@@ -279,11 +279,11 @@ def verify(path: Path, ca: Path, against: Path | None = None) -> str:
     if differences := [*mine.against(other), *other.against(mine)]:
         raise UserError.from_mistakes(map(Mistake, differences))
     said += f"{against}: {len(other.lines)} lines of {other.name} agree with it\n"
-    for one, peer in ((mine, other), (other, mine)):
-        if sent := one.alone(SENT, peer):
+    for log, peer in ((mine, other), (other, mine)):
+        if sent := log.alone(SENT, peer):
             numbers = ", ".join(str(line.seal.n + 1) for line in sent)
             said += (
-                f"not confirmed: {peer.path} has not got what {one.path} has sent in lines "
+                f"not confirmed: {peer.path} has not got what {log.path} has sent in lines "
                 f"{numbers}: a connection may have broken, or the message was refused\n"
             )
     return said

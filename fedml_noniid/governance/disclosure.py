@@ -70,22 +70,22 @@ UP = {
 }
 
 
-def _turns(ask: Ask, of: study.Messages, secure: bool) -> list[tuple[str, Forms, Forms]]:
+def _turns(ask: Ask, messages: study.Messages, secure: bool) -> list[tuple[str, Forms, Forms]]:
     """(job, tensors of the task, tensors of the answer) of each turn of an exchange."""
-    turns = [(wire.name(ask), of.down, of.up)]
+    turns = [(wire.name(ask), messages.down, messages.up)]
     if secure:
         silos, summed = len(ask.to), {SUM: "int64 [L]"}
-        turns.append((SUM, study.request(silos, len(of.added)), summed))
+        turns.append((SUM, study.request(silos, len(messages.added)), summed))
         check = {CHECK: f"int64 [{silos}, P, {liars.SUMS}]"} | summed
         turns.append((CHECK, study.forms({"shared/nonce": liars.NONCE}), check))
     return turns
 
 
-def told(terms: Terms, shard: Shard) -> dict[str, Any]:
+def describe(terms: Terms, shard: Shard) -> dict[str, Any]:
     """All of it, for JSON. Raises UserError."""
     algorithm, shown = terms.algorithm, []
     asks, done = algorithm.exchanges, 0
-    for down, of in study.exchanges(terms, shard):
+    for down, messages in study.exchanges(terms, shard):
         ask = down.question
         when = BEFORE if done < asks.begin else ROUND if done < asks.begin + asks.round else AFTER
         when = TESTED if is_test(ask) else when
@@ -93,9 +93,9 @@ def told(terms: Terms, shard: Shard) -> dict[str, Any]:
         what = partial(_what, algorithm, when, wire.name(ask))
         turns = [
             {"job": job, "down": _entries(task, what, False), "up": _entries(answer, what, True)}
-            for job, task, answer in _turns(ask, of, terms.secure_sums > 0)
+            for job, task, answer in _turns(ask, messages, terms.secure_sums > 0)
         ]
-        added = _entries(of.added, what, True)
+        added = _entries(messages.added, what, True)
         shown.append({"when": when, "asked": len(ask.to), "turns": turns, "added": added})
     kept = study.forms(flatten(_silo(terms, shard).engine.clients.memory.first))
     return {
@@ -118,7 +118,7 @@ def _silo(terms: Terms, shard: Shard) -> Silo:
     return Silo(replace(terms, device=DeviceArgs()), 0, shard)
 
 
-def _entries(of: Forms, what: Callable[[str, bool], str], leaves: bool) -> dict[str, Any]:
+def _entries(forms: Forms, what: Callable[[str, bool], str], leaves: bool) -> dict[str, Any]:
     """What is told of tensors. `what`: called with the name, and whether it leaves the silo;
     `leaves`: whether these do."""
     return {
@@ -127,7 +127,7 @@ def _entries(of: Forms, what: Callable[[str, bool], str], leaves: bool) -> dict[
             "bytes": None if key in (SUM, CHECK) else study.size(form),
             "what": what(key, leaves),
         }
-        for key, form in of.items()
+        for key, form in forms.items()
     }
 
 
@@ -167,7 +167,7 @@ def _kept(algorithm: Algorithm, key: str) -> str:
     return _words(component, "init_client")
 
 
-def _words(of: Any, hook: str = "") -> str:
+def _words(documented: Any, hook: str = "") -> str:
     """The first paragraph of a docstring: of a class, or of a hook of a component."""
-    docstring = inspect.getdoc(getattr(type(of), hook) if hook else of) or ""
+    docstring = inspect.getdoc(getattr(type(documented), hook) if hook else documented) or ""
     return " ".join(docstring.partition("\n\n")[0].split())

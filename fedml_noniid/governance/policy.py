@@ -95,7 +95,9 @@ class Policy(Section):
         asks, epochs = wanted.asks, 0 if train.local_steps else train.epochs
         steps = train.local_steps or epochs * math.ceil(site.samples / train.batch_size)
         methods = [name.strip() for name in train.recipe.split("+")]
-        leaving = {key for of in wanted.messages.values() for key in (*of.up, *of.added)}
+        leaving = {
+            key for message in wanted.messages.values() for key in (*message.up, *message.added)
+        }
         largest = max(message.up_bytes for message in wanted.messages.values()) / 1e6
         answers = asks.begin + train.rounds * asks.round + asks.finish + asks.tests
         local = dp.enable_dp and dp.dp_solution_type == "ldp"
@@ -117,8 +119,8 @@ class Policy(Section):
         if site.samples < self.min_samples:
             yield "min_samples", f"this site has {site.samples}"
         if self.min_group > max(train.secure_sums, 1):
-            of = f"sums over {train.secure_sums} silos" if train.secure_sums else "every answer"
-            yield "min_group", f"the server sees {of}"
+            view = f"sums over {train.secure_sums} silos" if train.secure_sums else "every answer"
+            yield "min_group", f"the server sees {view}"
         made = (
             registry.method(k)(**train.settings.get(k, {})) for k in registry.parse(train.recipe)
         )

@@ -121,12 +121,12 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
     kept. The last line says how many answers were not compared, if there are some.
     """
     lines, said, without = [line.body for line in chained(log, Lines(log).read())], "", 0
-    for place, line in enumerate(lines):
-        path = folder / f"{place:08d}.safetensors"
+    for index, line in enumerate(lines):
+        path = folder / f"{index:08d}.safetensors"
         if line["kind"] != ANSWERS or exchange not in (None, line["exchange"]):
             continue
         # Before the answer leaves, a silo whose connection has broken introduces itself again.
-        later = takewhile(lambda one: one["kind"] != ANSWERS, lines[place + 1 :])
+        later = takewhile(lambda entry: entry["kind"] != ANSWERS, lines[index + 1 :])
         sent = [
             answer
             for answer in later
@@ -137,13 +137,13 @@ def replay(log: Path, folder: Path, exchange: int | None, begin: Begin) -> str:
         if not path.is_file():
             without += 1
             continue
-        where = f"exchange {line['exchange']} (line {place + 1})"
+        source = f"exchange {line['exchange']} (line {index + 1})"
         leaves = _answer(path, line["content"], *begin(line["run"]))
         hidden = sent[0]["kind"] == HIDDEN
         answer = _of_hidden(leaves) if hidden else wire.digest(leaves)
         if answer != sent[0]["sha256"]:
-            raise UserError(f"{where}: sent {sent[0]['sha256']}, computed {answer}")
-        said += f"{where}: the same SHA-256 {answer}\n"
+            raise UserError(f"{source}: sent {sent[0]['sha256']}, computed {answer}")
+        said += f"{source}: the same SHA-256 {answer}\n"
     if not said:
         raise UserError(f"{folder}: has nothing of it; comm_args.replay_mb limits what is kept")
     if without:
@@ -179,14 +179,14 @@ def _of_hidden(leaves: Params, added: str = "") -> str:
 def of_process(process: Participant, fedml: FedML, exchange: int | None) -> str:
     """`replay` of a silo's process, with what makes its trainer. Raises UserError."""
     torch.set_num_threads(process.deployment.device_args.threads)
-    with tempfile.TemporaryDirectory() as place, redirect_stdout(io.StringIO()):  # FedML prints
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):  # FedML prints
         args, model, (trainer_class, _) = fedml()
 
         @cache
         def begin(run: str) -> tuple[Silo, Answered]:
             trainer = trainer_class(model, args, process.shard)
             # The server has chosen the name of the run: it may be no name of a file.
-            memory = Path(place) / hashlib.sha256(run.encode()).hexdigest()
+            memory = Path(folder) / hashlib.sha256(run.encode()).hexdigest()
             trainer.begin(RunFile(memory, run), process.noise_key, counted=False)
             assert trainer.silo is not None, "made by now"
             return trainer.silo, trainer.answered

@@ -130,23 +130,23 @@ class Study(Section):
 
         Called before a tensor is read: it bounds sizes too.
         """
-        where, asks, rounds = (
+        source, asks, rounds = (
             f"exchange {exchange}, round {round_}",
             self.asks,
             self.train_args.rounds,
         )
         if job not in self.messages and not (job in (SUM, CHECK) and self.train_args.secure_sums):
             known = ", ".join(self.messages)
-            raise RefusedError("study", f"{where}: job {shown(job)}; the study has only {known}")
+            raise RefusedError("study", f"{source}: job {shown(job)}; the study has only {known}")
         first = asks.begin + (round_ - 1) * asks.round if round_ else 0
         last = first + (asks.round if round_ else asks.begin) - 1 + asks.tests + asks.finish
         if not (0 <= round_ <= rounds and first <= exchange <= last):
-            raise RefusedError("study", f"{where}: the study of {rounds} rounds has none like it")
+            raise RefusedError("study", f"{source}: the study of {rounds} rounds has none like it")
         sent, expected = forms(table), self._expected(job, table)
         for key in {**expected, **sent}:
             mine, theirs = expected.get(key, "no tensor"), sent.get(key, "no tensor")
             if mine != theirs:
-                why = f"{where}, job {job!r}: {shown(key)} is {theirs}; the study says {mine}"
+                why = f"{source}, job {job!r}: {shown(key)} is {theirs}; the study says {mine}"
                 raise RefusedError("study", why)
 
     def _expected(self, job: str, table: wire.Table) -> Forms:
@@ -186,8 +186,10 @@ class Study(Section):
     def refuse_answer(self, job: str, leaves: Params) -> None:
         """Raises RefusedError unless an answer to a job, before any sum, has the tensors that the
         study names."""
-        of = self.messages[job]
-        expected = {key: of.up[key] for key in of.up if not key.startswith(SECURE)} | of.added
+        message = self.messages[job]
+        expected = {
+            key: message.up[key] for key in message.up if not key.startswith(SECURE)
+        } | message.added
         if (sent := forms(leaves)) != expected:
             other = sorted(sent.items() ^ expected.items())
             why = f"job {job!r}: the answer and the study differ in {shown(other[0][0])}"
@@ -335,12 +337,12 @@ def make(deployment: Deployment, shard: Shard, name: str, expires: datetime.date
 
 def may_stop(train: settings.TrainArgs) -> bool:
     """Says whether one of the callbacks may end a run before its last round."""
-    return any(type(one).stop is not Callback.stop for one in train.built_callbacks())
+    return any(type(callback).stop is not Callback.stop for callback in train.built_callbacks())
 
 
 def messages(terms: Terms, shard: Shard) -> dict[str, Messages]:
     """The messages of a run, by job."""
-    return {wire.name(down.question): of for down, of in exchanges(terms, shard)}
+    return {wire.name(down.question): message for down, message in exchanges(terms, shard)}
 
 
 def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Messages]]:
@@ -353,8 +355,8 @@ def exchanges(terms: Terms, shard: Shard) -> Iterator[tuple[Down, Messages]]:
         up, added = flatten(whole), Params()
         if terms.secure_sums:
             up, added = flatten(secure.announced(whole, terms.silos)), vectors.added(up)
-        of = Messages(down=forms(wire.tensors(down)), up=forms(up), added=forms(added))
-        yield run.down, of
+        message = Messages(down=forms(wire.tensors(down)), up=forms(up), added=forms(added))
+        yield run.down, message
         # Only its shapes count: a rate that is too high, and diverges, is not for a study to find.
         reply = wire.unpacked(
             tree_map(torch.nan_to_num, whole), terms.algorithm.packing(ask.job), run.down.question

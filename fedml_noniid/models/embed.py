@@ -74,8 +74,8 @@ class EmbedSettings(NetworkSettings):
         self, data: Dataset, threads: int = 1, device: torch.device | str = "cpu"
     ) -> Dataset:
         """The data set of the vectors [n, d] of the samples. UserError."""
-        of = _given(data)
-        backbone = self._backbone(of, device)
+        sample = _given(data)
+        backbone = self._backbone(sample, device)
         parts = []
         for raw in (data.train_x, data.test_x):
             chunks = (
@@ -104,7 +104,7 @@ class EmbedSettings(NetworkSettings):
         return self._scaled(backbone, chunks, threads)
 
     def _made_of(self, data: Dataset, backbone: Backbone, parts: list[Tensor]) -> Dataset:
-        raw: dict[str, Any] = {one.name: getattr(data, one.name) for one in fields(Raw)}
+        raw: dict[str, Any] = {field.name: getattr(data, field.name) for field in fields(Raw)}
         raw |= dict(zip(("train_x", "test_x"), parts, strict=True))
         note = f"samples are vectors of {backbone.d} numbers, {backbone.taken}"
         raw |= {"unit": 1.0, "embedding": None, "encode": None, "notes": (*data.notes, note)}
@@ -127,19 +127,19 @@ class EmbedSettings(NetworkSettings):
     def _what(self) -> str:
         return f"model {factories.described(self.model)!r}"
 
-    def _backbone(self, of: Given, device: torch.device | str) -> Backbone:
+    def _backbone(self, sample: Given, device: torch.device | str) -> Backbone:
         """The network with its weights, tried on one sample twice."""
         make = self._ours if self.model in factories.MODELS else self._own
-        new, taken = make(of, torch.device(device))
+        new, taken = make(sample, torch.device(device))
         with torch.inference_mode():
-            once, again = (self._running(lambda: new()(of.x)) for _ in range(2))
+            once, again = (self._running(lambda: new()(sample.x)) for _ in range(2))
         if not torch.equal(once, again):
             raise UserError(
                 f"{self._what} draws random numbers in evaluation", allowed="passes that repeat"
             )
         return Backbone(new, f"{taken} of {factories.described(self.model)}", once.shape[1])
 
-    def _ours(self, of: Given, device: torch.device) -> tuple[Callable[[], Vectors], str]:
+    def _ours(self, sample: Given, device: torch.device) -> tuple[Callable[[], Vectors], str]:
         """One of our networks."""
         if self.layer:
             raise UserError(
@@ -147,7 +147,7 @@ class EmbedSettings(NetworkSettings):
                 allowed="the input of its classifier",
             )
         network = factories.build(
-            self.model, of.shape, of.n_classes, self.model_options, of.embedding
+            self.model, sample.shape, sample.n_classes, self.model_options, sample.embedding
         )
         trees = network.init(torch.Generator().manual_seed(0))
         start = self._weights(trees[0] | trees[1], network.layers[-1].parameters)
@@ -161,21 +161,21 @@ class EmbedSettings(NetworkSettings):
 
         return lambda: vectors, f"the input of {network.layers[-1].name}"
 
-    def _own(self, of: Given, device: torch.device) -> tuple[Callable[[], Vectors], str]:
+    def _own(self, sample: Given, device: torch.device) -> tuple[Callable[[], Vectors], str]:
         """A module of a user. Of text, it takes the numbers of the tokens as int64."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            facts = (of.shape, of.n_classes, of.embedding)
+            facts = (sample.shape, sample.n_classes, sample.embedding)
             module = self._running(factories.maker(self.model, self.model_options, *facts))
         if not isinstance(module, nn.Module):
             raise UserError(
                 f"{self._what} gives a {type(module).__name__}", allowed="a torch.nn.Module"
             )
-        kind = torch.float32 if of.embedding is None else torch.int64
+        kind = torch.float32 if sample.embedding is None else torch.int64
         module = copied(module, {})  # which may be the user's object
         module.eval()
-        tap, taken = self._tap(module, of.x.to(kind))
-        self._load(tap, of.x.to(kind))
+        tap, taken = self._tap(module, sample.x.to(kind))
+        self._load(tap, sample.x.to(kind))
         module.to(device).requires_grad_(False)
 
         def new() -> Vectors:
@@ -297,7 +297,7 @@ def passed(new: Callable[[], Vectors], chunks: Iterable[Tensor], threads: int) -
         torch.set_num_threads(1)  # of this thread
         mine.vectors = new()
 
-    def one(chunk: Tensor) -> Tensor:
+    def embed_chunk(chunk: Tensor) -> Tensor:
         with torch.inference_mode():
             vectors: Tensor = mine.vectors(chunk)
         return vectors.clone()
@@ -305,7 +305,7 @@ def passed(new: Callable[[], Vectors], chunks: Iterable[Tensor], threads: int) -
     with ThreadPoolExecutor(threads, initializer=begin) as pool:
         waiting: list[Any] = []
         for chunk in chunks:
-            waiting.append(pool.submit(one, chunk))
+            waiting.append(pool.submit(embed_chunk, chunk))
             # Chunks that wait are in memory.
             if len(waiting) > 2 * threads:
                 yield waiting.pop(0).result()

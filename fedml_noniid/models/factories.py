@@ -71,7 +71,7 @@ def name_of(model: object) -> str:
 
 def described(name: str) -> str:
     """A name of a network that is the same in every process."""
-    known = own_code.given(name)
+    known = own_code.registered(name)
     kind = type(known) if isinstance(known, nn.Module) else known
     return name if kind is None else f"{kind.__module__}:{kind.__qualname__}"
 
@@ -148,15 +148,15 @@ def own_network(
     embedding, factory = facts["embedding"], _factory(name)
     tokens = 0 if embedding is None else len(embedding)
     named = dict(inputs or {})
-    given = json.dumps(
+    arguments = json.dumps(
         [options, {**facts, "embedding": tokens}, head, [*named.items()]],
         sort_keys=True,
         default=repr,
     )
-    key = name, factory, given
+    key = name, factory, arguments
     if key in _probed:
         return _probed[key]
-    shapes = {key: tuple(one.shape) for key, one in named.items()}
+    shapes = {key: tuple(spec.shape) for key, spec in named.items()}
     make = _made(name, options, {**facts, "input_shape": shapes or facts["input_shape"]})
     network = OwnNetwork(
         *(name, make, facts["input_shape"]), head=head, tokens=tokens > 0, inputs=named

@@ -52,7 +52,7 @@ class Weighted(Block):
         """The names of its parameters."""
         return f"{self.name}.weight", f"{self.name}.bias"
 
-    def of(self, run: Forward) -> list[Tensor]:
+    def own_params(self, run: Forward) -> list[Tensor]:
         """Its parameters."""
         return [run.params[name] for name in self.names]
 
@@ -71,7 +71,7 @@ class Linear(Weighted):
         ), {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        weight, bias = self.of(run)
+        weight, bias = self.own_params(run)
         if weight.ndim == 2:
             return F.linear(x, weight, bias)
         out: Tensor = _Beside.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -151,7 +151,7 @@ class Conv(Weighted):
         return (f"{self.name}.weight", f"{self.name}.bias")[: 1 + self.bias]
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        weight, *bias = self.of(run)
+        weight, *bias = self.own_params(run)
         return F.conv2d(run.images(x), weight, bias[0] if bias else None, self.stride, self.padding)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
@@ -209,7 +209,7 @@ class BatchNorm(Weighted):
         return f"{self.name}.mean", f"{self.name}{VARIANCE}"
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        weight, bias = self.of(run)
+        weight, bias = self.own_params(run)
         mean, var = running = [run.buffers[name] for name in self.running]
         if run.plain and run.mask is None and x.numel() > self.n:
             if run.train:
@@ -254,12 +254,12 @@ class BatchNorm(Weighted):
 
 @dataclass(frozen=True)
 class ReLU(Block):
-    """max(0, x), recorded as the activation of weight layer `of`."""
+    """max(0, x), recorded as the activation of weight layer `layer`."""
 
-    of: str
+    layer: str
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        return run.activate(self.of, x)
+        return run.activate(self.layer, x)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         # In place: no block before it needs its own output, none behind it the gradient of its
@@ -278,12 +278,12 @@ class ReLU(Block):
 
 @dataclass(frozen=True)
 class Output(Block):
-    """Returns its input and records it as the activations of layer `of` (a layer without ReLU)."""
+    """Returns its input and records it as the activations of `layer` (a layer without ReLU)."""
 
-    of: str
+    layer: str
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        run.note(self.of, x)
+        run.note(self.layer, x)
         return x
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
@@ -417,13 +417,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Residual(Block):
-    """ReLU(body(x) + shortcut(x)) (He, Zhang, Ren, Sun 2016), the activation of weight layer `of`,
-    the body's last.
+    """ReLU(body(x) + shortcut(x)) (He, Zhang, Ren, Sun 2016), the activation of weight layer
+    `layer`, the body's last.
 
     An empty shortcut is the identity.
     """
 
-    of: str
+    layer: str
     body: tuple[Block, ...]
     shortcut: tuple[Block, ...] = ()
 
@@ -436,7 +436,7 @@ class Residual(Block):
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         body, shortcut = self._order
-        return run.activate(self.of, body(run, x) + shortcut(run, x))
+        return run.activate(self.layer, body(run, x) + shortcut(run, x))
 
 
 def initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[Params, Params]:

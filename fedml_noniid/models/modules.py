@@ -128,21 +128,21 @@ class KeyedDropout:
 def refused(module: nn.Module) -> Iterator[str]:
     """Why a module can't be a client's network, before any pass."""
     for path, part in module.named_modules():
-        where = f"{path or type(part).__name__}: "
+        prefix = f"{path or type(part).__name__}: "
         if isinstance(part, nn.modules.lazy.LazyModuleMixin):
-            yield where + "a lazy module has no parameters yet; give it its sizes"
+            yield prefix + "a lazy module has no parameters yet; give it its sizes"
         elif isinstance(part, torch.jit.ScriptModule):
-            yield where + "a scripted or traced module; allowed: the module that it was made of"
+            yield prefix + "a scripted or traced module; allowed: the module that it was made of"
         elif hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
-            yield where + "a compiled module; allowed: the module without torch.compile"
+            yield prefix + "a compiled module; allowed: the module without torch.compile"
         elif isinstance(part, _BatchNorm) and not part.track_running_stats:
-            yield where + "a batch norm without running statistics; allowed: track_running_stats"
+            yield prefix + "a batch norm without running statistics; allowed: track_running_stats"
         elif isinstance(part, _BatchNorm) and part.momentum is None:
-            yield where + "a batch norm with momentum = None (cumulative mean); allowed: a number"
+            yield prefix + "a batch norm with momentum = None (cumulative mean); allowed: a number"
         elif isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            yield where + "a module for several devices; allowed: the module inside"
+            yield prefix + "a module for several devices; allowed: the module inside"
         if any(map(_refers, tree_leaves(vars(part)))):
-            yield where + (
+            yield prefix + (
                 "a function in it refers to a module or a tensor, so that copies of the network "
                 "would share it; allowed: a method, or the arguments of a hook"
             )

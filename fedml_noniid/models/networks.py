@@ -203,16 +203,16 @@ def resnet18(shape: Shape, n_classes: int) -> Stacked:
     for stage, n_out in enumerate((64, 128, 256, 512), start=1):
         for index in (1, 2):
             name, stride = f"block{stage}_{index}", 2 if stage > 1 and index == 1 else 1
-            one, two, three = f"{name}_conv1", f"{name}_conv2", f"{name}_shortcut"
+            first, second, skip = f"{name}_conv1", f"{name}_conv2", f"{name}_shortcut"
             body = (
-                *_normalised(one, n_in, n_out, 3, stride),
-                ReLU(one),
-                *_normalised(two, n_out, n_out, 3),
+                *_normalised(first, n_in, n_out, 3, stride),
+                ReLU(first),
+                *_normalised(second, n_out, n_out, 3),
             )
             shortcut = (
-                (*_normalised(three, n_in, n_out, 1, stride), Output(three)) if stride > 1 else ()
+                (*_normalised(skip, n_in, n_out, 1, stride), Output(skip)) if stride > 1 else ()
             )
-            blocks.append(Residual(two, body, shortcut))
+            blocks.append(Residual(second, body, shortcut))
             n_in = n_out
     return Stacked("resnet18", (*blocks, GlobalAverage()), Linear("fc", n_in, n_classes))
 

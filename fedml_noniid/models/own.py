@@ -58,9 +58,9 @@ def _frozen(leaf: Tensor) -> nn.Parameter:
     return nn.Parameter(leaf, requires_grad=False)
 
 
-def _same_bits(one: Tensor, two: Tensor) -> bool:
+def _same_bits(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors of float32 have the same bits: 0 is not -0."""
-    return torch.equal(one.view(torch.int32), two.view(torch.int32))
+    return torch.equal(x.view(torch.int32), y.view(torch.int32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,9 @@ class OwnNetwork(Model):
     def dropouts(self) -> dict[str, KeyedDropout]:
         """The dropouts that draw from keys, by name."""
         forwards = {name: vars(part).get("forward") for name, part in self._module.named_modules()}
-        return {name: one for name, one in forwards.items() if isinstance(one, KeyedDropout)}
+        return {
+            name: module for name, module in forwards.items() if isinstance(module, KeyedDropout)
+        }
 
     @cached_property
     def draws(self) -> bool:

@@ -101,13 +101,13 @@ def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
     samples = _samples(network, network.n_classes, tokens)
     inputs = _exact(network, Given(params, buffers, *samples, torch.tensor(7), mask))
     try:
-        one, two = (
+        expected, actual = (
             _step(each, inputs)._replace(outputs={"": _evaluated(each, inputs).logits})
             for each in (side, row)
         )
     except Exception:  # of many kinds, where a block is another one than it seems
         return network
-    return network if _difference(one, two) else row
+    return network if _difference(expected, actual) else row
 
 
 def _samples(
@@ -119,10 +119,10 @@ def _samples(
     x = torch.randint(tokens, size, generator=generator) if tokens else None
     x = torch.randn(size, generator=generator) if x is None else x
     first = 0
-    for one in network.inputs.values():  # 0 and 1 are numbers of any vocabulary
-        last = first + one.size
-        if one.whole:
-            x[:, first:last] = torch.randint(2, (BATCH, one.size), generator=generator).to(x.dtype)
+    for spec in network.inputs.values():  # 0 and 1 are numbers of any vocabulary
+        last = first + spec.size
+        if spec.whole:
+            x[:, first:last] = torch.randint(2, (BATCH, spec.size), generator=generator).to(x.dtype)
         first = last
     y = torch.randint(n_classes, (BATCH,), generator=generator)
     return x, y
@@ -285,11 +285,11 @@ def _why(reference: Reference, what: str) -> tuple[str, str]:
 
 def _changing(network: OwnNetwork, first: Params, reference: Reference) -> frozenset[str]:
     """The buffers that training changes; the others are constants."""
-    one, two, evaluated = reference.steps
+    once, twice, evaluated = reference.steps
     changed = {
         name
         for name, leaf in first.items()
-        if not (torch.equal(one.buffers[name], leaf) and torch.equal(two.buffers[name], leaf))
+        if not (torch.equal(once.buffers[name], leaf) and torch.equal(twice.buffers[name], leaf))
     }
     for name in sorted(changed):
         if not first[name].is_floating_point():
@@ -299,7 +299,7 @@ def _changing(network: OwnNetwork, first: Params, reference: Reference) -> froze
                 "a buffer of floating-point numbers",
             )
     for name in sorted(first):
-        if not torch.equal(two.buffers[name], evaluated.buffers[name]):
+        if not torch.equal(twice.buffers[name], evaluated.buffers[name]):
             raise _refused(
                 network, f"a pass in evaluation changes the buffer {name}", "changes in training"
             )
@@ -459,12 +459,12 @@ def _output(name: str) -> str:
     return f"the output of {name}" if name else "its output"
 
 
-def _difference(one: Step, two: Step, close: float | None = None) -> str:
+def _difference(ours: Step, theirs: Step, close: float | None = None) -> str:
     """What differs first between two steps; "" if they are the same. `close`: as in `_close`."""
     kinds = (_output, "the gradient of {}".format, "the buffer {}".format)
     for kind, field in zip(kinds, ("outputs", "gradient", "buffers"), strict=True):
-        other = getattr(two, field)
-        for name, leaf in getattr(one, field).items():
+        other = getattr(theirs, field)
+        for name, leaf in getattr(ours, field).items():
             if name not in other or not _close(leaf, other[name], close):
                 return kind(name)
     return ""
@@ -558,9 +558,9 @@ def _padding(network: OwnNetwork, inputs: Given) -> str:
     other = inputs.x.clone()
     other[-PADDED:] = inputs.x[0] if network.tokens else 3 * other[-PADDED:] + 1
     side = replace(network, plain=False)
-    one = _step(side, inputs._replace(mask=mask))
-    two = _step(side, inputs._replace(mask=mask, x=other))
-    return "samples of a batch change each other's numbers" if _difference(one, two) else ""
+    plain = _step(side, inputs._replace(mask=mask))
+    padded = _step(side, inputs._replace(mask=mask, x=other))
+    return "samples of a batch change each other's numbers" if _difference(plain, padded) else ""
 
 
 def _side_by_side(network: OwnNetwork, inputs: Given) -> str:
@@ -605,14 +605,14 @@ def _lifted(network: OwnNetwork, fixed: Params, both: Given) -> Step:
     """As the engine trains: the pass under vmap, autograd outside."""
     side = replace(network, plain=False)
 
-    def one(*given: Any) -> tuple[Tensor, Params]:
-        client = Given(*given)
+    def step(*fields: Any) -> tuple[Tensor, Params]:
+        client = Given(*fields)
         out = side(fixed | client.params, client.buffers, client.x, True, client.mask, client.key)
         return _loss(out.logits, client), out.buffers
 
     params = {name: leaf.detach().requires_grad_() for name, leaf in both.params.items()}
     with torch.enable_grad():
-        losses, buffers = torch.func.vmap(one)(*both._replace(params=params))
+        losses, buffers = torch.func.vmap(step)(*both._replace(params=params))
         grads = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
     gradient = {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
     return Step(gradient, tree_map(Tensor.detach, buffers), {})
@@ -622,8 +622,8 @@ def _inside(network: OwnNetwork, fixed: Params, both: Given) -> Step:
     """As hooks take gradients: inside vmap."""
     side = replace(network, plain=False)
 
-    def one(*given: Any) -> tuple[Params, Params]:
-        client = Given(*given)
+    def step(*fields: Any) -> tuple[Params, Params]:
+        client = Given(*fields)
 
         def loss(params: Params) -> tuple[Tensor, Params]:
             out = side(fixed | params, client.buffers, client.x, True, client.mask, client.key)
@@ -632,14 +632,14 @@ def _inside(network: OwnNetwork, fixed: Params, both: Given) -> Step:
         grads: tuple[Params, Params] = torch.func.grad(loss, has_aux=True)(client.params)
         return grads
 
-    return Step(*torch.func.vmap(one)(*both), {})
+    return Step(*torch.func.vmap(step)(*both), {})
 
 
-def _close(one: Tensor, two: Tensor, close: float | None = None) -> bool:
+def _close(x: Tensor, y: Tensor, close: float | None = None) -> bool:
     """Whether two tensors are the same, up to `close` of the largest number; None: up to
     rounding."""
-    if one.shape != two.shape or not one.numel():
-        return one.shape == two.shape
-    close = CLOSE.get(one.dtype, 0) if close is None else close
-    scale = max(float(one.abs().max()), 1e-6)
-    return bool((one - two).abs().max() <= close * scale)
+    if x.shape != y.shape or not x.numel():
+        return x.shape == y.shape
+    close = CLOSE.get(x.dtype, 0) if close is None else close
+    scale = max(float(x.abs().max()), 1e-6)
+    return bool((x - y).abs().max() <= close * scale)

@@ -79,7 +79,7 @@ def row_of(network: OwnNetwork) -> OwnRow | None:
         graph = fx.symbolic_trace(module)
         first, *_, last = graph.graph.nodes
         (end,) = last.all_input_nodes
-        dropouts = {name: one.block() for name, one in network.dropouts.items()}
+        dropouts = {name: dropout.block() for name, dropout in network.dropouts.items()}
         finder = _Finder(dict(graph.named_modules()), dropouts)
         *blocks, head = finder.blocks(_chain(end, first))
     except Exception:  # of many kinds, the module's too: then it runs as it is
@@ -104,9 +104,9 @@ def _chain(end: fx.Node, start: fx.Node) -> list[fx.Node | Sum]:
         (before,) = _inputs(node)
         users = 1
         if before.target in SUMS and len(before.all_input_nodes) == 2:
-            one, two = before.all_input_nodes
-            fork = _fork(one, two)
-            chain.append(Sum(node, (_chain(one, fork), _chain(two, fork))))
+            left, right = before.all_input_nodes
+            fork = _fork(left, right)
+            chain.append(Sum(node, (_chain(left, fork), _chain(right, fork))))
             node, users = fork, 2
         else:
             chain.append(node)
@@ -122,10 +122,10 @@ def _inputs(node: fx.Node) -> list[fx.Node]:
     return list(node.all_input_nodes)
 
 
-def _fork(one: fx.Node, two: fx.Node) -> fx.Node:
+def _fork(left: fx.Node, right: fx.Node) -> fx.Node:
     """Where two rows begin."""
-    passed = set(_back(one))
-    return next(node for node in _back(two) if node in passed)
+    passed = set(_back(left))
+    return next(node for node in _back(right) if node in passed)
 
 
 def _back(node: fx.Node) -> Iterator[fx.Node]:

@@ -34,7 +34,9 @@ def _shapes(value: object) -> object:
     """`name: [1, 28, 28]` is an input of this shape."""
     if not isinstance(value, dict):
         return value
-    return {key: {"shape": one} if isinstance(one, list) else one for key, one in value.items()}
+    return {
+        key: {"shape": shape} if isinstance(shape, list) else shape for key, shape in value.items()
+    }
 
 
 class NetworkSettings(Section):
@@ -118,9 +120,9 @@ def read_weights(path: Path) -> Params:
         else:
             weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds: the file may hold anything
-        told = " ".join(str(error).split())[:120]
+        reason = " ".join(str(error).split())[:120]
         raise UserError(
-            f"{path} can't be read ({type(error).__name__}: {told})",
+            f"{path} can't be read ({type(error).__name__}: {reason})",
             allowed="*.safetensors, or a state dict that torch.save wrote",
         ) from None
     if not isinstance(weights, dict) or not all(

@@ -51,13 +51,13 @@ class ChainedLines:
                 f"{self._remedy}"
             )
         chain = ""
-        for number, of in enumerate(fields, start=1):
-            said, chain = of.pop("chain", ""), _chained(chain, of)
+        for number, entry in enumerate(fields, start=1):
+            said, chain = entry.pop("chain", ""), _chained(chain, entry)
             if said != chain:
                 raise UserError(f"{self.path}: line {number} was changed; {self._remedy}")
-            if number == 1 and of != self._first:
+            if number == 1 and entry != self._first:
                 raise UserError(
-                    f"{self.path}: is the {self._what} of {shown(of.get('owner'))}; this is "
+                    f"{self.path}: is the {self._what} of {shown(entry.get('owner'))}; this is "
                     f"{self._first['owner']!r}; {self._remedy}"
                 )
             if number == counted and chain != last:

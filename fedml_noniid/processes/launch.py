@@ -202,8 +202,8 @@ class Process(Participant):
             answered = guard.answering(trainer, client.run)
             if terms.secure_sums:
                 # Beside the kit: a new run has another output folder, and may ask the same.
-                of, sets = (client.run, study), kit.with_name(f"{kit.name}.sums")
-                secure = SecureSilo(answered, terms, self.rank, kit, of, sets)
+                names, sets = (client.run, study), kit.with_name(f"{kit.name}.sums")
+                secure = SecureSilo(answered, terms, self.rank, kit, names, sets)
                 answered = guard.adding(secure.answered)
             client.serve(answered)
         LOG.info("the run is over")
@@ -226,7 +226,7 @@ class Process(Participant):
 def round_line(row: Mapping[str, float], rounds: int, late: Sequence[int]) -> str:
     """The line about a round that is over; `late`: the silos that did not answer."""
     main = main_of(row)
-    line = f"round {row['round']:.0f} of {rounds}: test {metric_of(main).words} "
+    line = f"round {row['round']:.0f} of {rounds}: test {metric_of(main).label} "
     if math.isfinite(row[f"test_{main}"]):
         line += f"{metric_of(main).shown(row[f'test_{main}'])}, loss {row['test_loss']:.4f}"
     else:

@@ -81,7 +81,7 @@ class FitWorkers:
         self._seen = 0.0  # when a fit worker was last there; 0: never
         self._began = time.monotonic()
 
-    def found(self) -> dict[str, str]:
+    def addresses(self) -> dict[str, str]:
         """Address -> name, of those that are there. Names the others, once. Raises UserError."""
         info: Mapping[str, Any] = {}
         with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ class _Front:
         looked, fit = 0.0, 0
         while self.waiting or self.running:
             if time.monotonic() - looked >= LOOK_S:
-                fit, looked = len(self.workers.found()), time.monotonic()
+                fit, looked = len(self.workers.addresses()), time.monotonic()
             while self.waiting and len(self.running) < fit:
                 self._start(self.waiting.popleft())
             with contextlib.suppress(queue.Empty):

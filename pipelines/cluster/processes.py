@@ -55,26 +55,26 @@ def serve(folder: Path | None, listen: str) -> None:
 
     `folder`: the kit, into which it writes its address; None without TLS, on loopback. UserError.
     """
-    place = address.checked(listen, address.LISTEN)
-    host = place.hostname
+    url = address.checked(listen, address.LISTEN)
+    host = url.hostname
     if host in EVERYWHERE:
         raise UserError(
             where=(address.LISTEN,),
             value=listen,
             allowed="the one address of this machine that the workers reach",
         )
-    found = address.located(Cluster(listen, folder), option=address.LISTEN)
+    cluster = address.located(Cluster(listen, folder), option=address.LISTEN)
     file = None if folder is None else folder.resolve() / address.FILE
     settings.apply()
 
     async def run() -> None:
-        given = {"security": found.security, "scheduler_file": file and str(file)}
+        options = {"security": cluster.security, "scheduler_file": file and str(file)}
         async with _SilentScheduler(
             host=host,
-            port=place.port,
-            protocol=place.scheme,
+            port=url.port,
+            protocol=url.scheme,
             dashboard=False,
-            **given,
+            **options,
         ) as scheduler:
             log.info("the scheduler listens at %s", scheduler.address)
             if file is not None:

@@ -30,14 +30,14 @@ def traits(device: torch.device, threads: int) -> dict[str, str]:
     }
 
 
-def label(of: Mapping[str, str]) -> str:
+def label(traits: Mapping[str, str]) -> str:
     """The resource that an item asks for."""
-    return LABEL + provenance.digest(dict(of))[:16]
+    return LABEL + provenance.digest(dict(traits))[:16]
 
 
-def resources(of: Mapping[str, str]) -> dict[str, float]:
+def resources(traits: Mapping[str, str]) -> dict[str, float]:
     """What a worker with these traits carries. It takes one item at a time."""
-    return {label(of): 1.0} | {f"{name}={value}": 1.0 for name, value in of.items()}
+    return {label(traits): 1.0} | {f"{name}={value}": 1.0 for name, value in traits.items()}
 
 
 def differences(wanted: Mapping[str, str], carried: Collection[str]) -> str:

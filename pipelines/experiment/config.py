@@ -151,7 +151,7 @@ class RecipeTraining(Section):
     weight_decay: NonNegative | None = None
 
     @property
-    def given(self) -> dict[str, float]:
+    def overrides(self) -> dict[str, float]:
         """Key -> value."""
         return self.model_dump(exclude_none=True)
 
@@ -197,7 +197,7 @@ class Recipe(OpenSection):
     @property
     def values(self) -> Values:
         """All that it sets: its training settings and its hyper-parameters."""
-        every: Values = {"train": dict(self.train.given)}
+        every: Values = {"train": dict(self.train.overrides)}
         every |= {method: dict(keys) for method, keys in self.settings.items()}
         return {section: keys for section, keys in every.items() if keys}
 
@@ -311,8 +311,8 @@ class ChooseSettings(Section):
         for key, seeds, others in (("seeds", self.seeds, []), ("fresh", self.fresh, self.seeds)):
             shared = [seed for seed in seeds if seed in others or seeds.count(seed) > 1]
             if shared:
-                words = ", ".join(map(str, dict.fromkeys(shared)))
-                raise UserError(f"{words} is named twice", where=(key,), allowed="once")
+                twice = ", ".join(map(str, dict.fromkeys(shared)))
+                raise UserError(f"{twice} is named twice", where=(key,), allowed="once")
         if len(self.fresh) < 2:
             raise UserError(where=("fresh",), value=self.fresh, allowed="two seeds or more")
         return self
@@ -347,17 +347,17 @@ class Config(Section):
     def _names(self) -> Config:
         """The mistakes that only several sections show."""
         with together() as checked:
-            for where, names, allowed in self._lists():
+            for path, names, allowed in self._lists():
                 for number, name in enumerate(names):
                     with checked():
-                        unknown((*where, number) if len(names) > 1 else where, name, allowed)
+                        unknown((*path, number) if len(names) > 1 else path, name, allowed)
                 twice = dict.fromkeys(str(name) for name in names if names.count(name) > 1)
-                with checked(*where):
+                with checked(*path):
                     if twice:
                         raise UserError(f"{', '.join(twice)} is named twice", allowed="once")
-            for where, seeds in self._other_seeds():
+            for path, seeds in self._other_seeds():
                 shared = [str(seed) for seed in seeds if seed in self.seeds]
-                with checked(*where):
+                with checked(*path):
                     if shared:
                         raise UserError(
                             f"{', '.join(shared)} is refused, as `seeds` has it too",
@@ -398,10 +398,10 @@ class Config(Section):
         for key, tried in (("tune", self.tune), ("choose", self.choose)):
             if tried is not None:
                 yield (key, "recipes"), tried.recipes or [], self.recipes
-                one = [] if tried.scenario is None else [tried.scenario]
-                yield (key, "scenario"), one, self.scenarios
-        for where, seeds in self._other_seeds():
-            yield where, seeds, seeds
+                scenario = [] if tried.scenario is None else [tried.scenario]
+                yield (key, "scenario"), scenario, self.scenarios
+        for path, seeds in self._other_seeds():
+            yield path, seeds, seeds
         if self.deploy is not None:  # it needs the partition of another stage
             yield ("deploy", "scenario"), [self.deploy.scenario], self.scenario_names
             yield ("deploy", "recipe"), [self.deploy.recipe], self.recipes
@@ -437,7 +437,7 @@ class Config(Section):
         """Whether results depend on files of the user beside data: on missing clients, or code."""
         scenarios = [self.scenarios[name] for name in self.scenario_names]
         listed = any(scenario.files for scenario in scenarios)
-        own = self.data.own_code() or any(one.own_code() for one in scenarios)
+        own = self.data.own_code() or any(scenario.own_code() for scenario in scenarios)
         return listed or bool(own) or any(map(self.own_code, self.recipe_names))
 
     def composition(self, recipe: str) -> str:
@@ -448,8 +448,8 @@ class Config(Section):
         """`train` with the values that an entry has for itself."""
         own = self.recipes[recipe].train
         return (
-            self.train.model_copy(update={key: getattr(own, key) for key in own.given})
-            if own.given
+            self.train.model_copy(update={key: getattr(own, key) for key in own.overrides})
+            if own.overrides
             else self.train
         )
 

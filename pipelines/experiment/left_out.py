@@ -21,6 +21,6 @@ def read(workspace: Workspace, settings: Config, scenario: str) -> Dataset:
         if data.embed is not None:
             raise UserError("is refused with data.embed", where=("unseen",), allowed="null")
         # `tune` and `choose` work below the folder of params.yaml.
-        folder = replace(workspace, root=workspace.data.parent).given(data.root)
+        folder = replace(workspace, root=workspace.data.parent).user_folder(data.root)
         whole = datasets.load(data.name, folder, **data.options)
         return unseen.without(whole, settings.scenarios[scenario].unseen)

@@ -50,22 +50,22 @@ def assign(
     scenario: Scenario,
     name: str,
     seed: int,
-    given: Sequence[Ints] | None = None,
+    positions: Sequence[Ints] | None = None,
 ) -> Indices:
     """The partition of a scenario with a seed.
 
     UserErrors name the key: `data` or `scenarios.<name>`.
 
-    `given`: the clients' positions in place of the scenario's partition. Held-out parts are then
-    drawn from the samples that no client has.
+    `positions`: those of the clients, in place of the partition. Held-out parts are then drawn
+    from the samples that no client has.
     """
     labels = data.strata.train
     with located("data"):
-        split = _held_out(labels, held_out, given, seed)
+        split = _held_out(labels, held_out, positions, seed)
     with located("scenarios", name):
         clients = (
-            Ragged.from_lists(given)
-            if given is not None
+            Ragged.from_lists(positions)
+            if positions is not None
             else divided(
                 scenario.partition, data, split.train, scenario.clients, seed, **scenario.options
             )
@@ -90,13 +90,13 @@ def partition_of(
     scenario: Scenario,
     name: str,
     seed: int,
-    given: Sequence[Ints] | None = None,
+    positions: Sequence[Ints] | None = None,
 ) -> Partition:
     """The partition of a scenario with a seed, described.
 
     Arguments and UserErrors as in `assign`.
     """
-    indices, labels = assign(data, held_out, scenario, name, seed, given), data.strata.train
+    indices, labels = assign(data, held_out, scenario, name, seed, positions), data.strata.train
     clients, skew, columns, deviations = (
         indices.clients,
         indices.skew,
@@ -128,11 +128,11 @@ def partition_of(
 
 
 def _held_out(
-    labels: Ints, held_out: DataSettings, given: Sequence[Ints] | None, seed: int
+    labels: Ints, held_out: DataSettings, positions: Sequence[Ints] | None, seed: int
 ) -> TrainingParts:
-    """Cuts the held-out parts, from the samples that no client has if the clients are `given`."""
+    """Cuts the held-out parts, from the samples that no client has if they have `positions`."""
     every = np.arange(len(labels))
-    free = every if given is None else np.setdiff1d(every, Ragged.from_lists(given).flat)
+    free = every if positions is None else np.setdiff1d(every, Ragged.from_lists(positions).flat)
     if not len(free):
         for key in ("validation", "public"):
             if value := getattr(held_out, key):
@@ -163,9 +163,9 @@ def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int
     if scenario.rotation is not None:
         turns = rotation.turns(scenario.rotation.degrees, len(clients), data.train_x.shape[1:])
     drifts = None
-    if (given := scenario.drift) is not None:
-        swap = [class_numbers(("drift", "swap"), data.classes, pair) for pair in given.swap]
+    if (change := scenario.drift) is not None:
+        swap = [class_numbers(("drift", "swap"), data.classes, pair) for pair in change.swap]
         drifts = drift.drift(
-            given.kind, given.at, given.every, swap, len(clients), len(data.classes)
+            change.kind, change.at, change.every, swap, len(clients), len(data.classes)
         )
     return Skew(labels, turns, drifts)

@@ -83,9 +83,9 @@ class Display:
         if news.item not in self._running:  # it may go on from a checkpoint
             self._given += (news.done - 1) / news.rounds
         self._running[news.item] = news.done / news.rounds
-        where = f"{news.item} in round {news.done} of {news.rounds}"
+        position = f"{news.item} in round {news.done} of {news.rounds}"
         metric = metric_of(news.metric)
-        text = f"{where}, {metric.words} {metric.shown(news.reached)}{self._left()}"
+        text = f"{position}, {metric.label} {metric.shown(news.reached)}{self._left()}"
         if self._bar is not None:
             self._draw(text)
         elif news.done < news.rounds:

@@ -227,8 +227,8 @@ def _modules(settings: Config, recipe: str) -> list[str]:
 
 def _file(name: str) -> Path | None:
     """The file of one of our modules or packages."""
-    place = ROOT.joinpath(*name.split("."))
-    candidates = (place.with_suffix(".py"), place / "__init__.py")
+    stem = ROOT.joinpath(*name.split("."))
+    candidates = (stem.with_suffix(".py"), stem / "__init__.py")
     return next((path for path in candidates if path.is_file()), None)
 
 
@@ -263,9 +263,13 @@ def _beside(path: Path) -> Iterator[Path]:
     """The files beside a module that are no modules, and that its texts name, themselves or by
     their folder."""
     names = _source(path).constants
-    for place in path.parent.iterdir():
-        if place.name in names and place.suffix != ".py" and not (place / "__init__.py").exists():
-            yield from sorted(place.iterdir()) if place.is_dir() else (place,)
+    for neighbour in path.parent.iterdir():
+        if (
+            neighbour.name in names
+            and neighbour.suffix != ".py"
+            and not (neighbour / "__init__.py").exists()
+        ):
+            yield from sorted(neighbour.iterdir()) if neighbour.is_dir() else (neighbour,)
 
 
 def _named(tree: ast.Module) -> Iterator[str]:
@@ -310,8 +314,8 @@ def git_commit() -> str:
         return f"fedml-noniid {extras.version('fedml-noniid')}"
     try:
         outputs = [
-            subprocess.run(["git", *words.split()], capture_output=True, check=True, cwd=ROOT)
-            for words in ("rev-parse HEAD", "diff --name-only HEAD -- . :!dvc.lock")
+            subprocess.run(["git", *command.split()], capture_output=True, check=True, cwd=ROOT)
+            for command in ("rev-parse HEAD", "diff --name-only HEAD -- . :!dvc.lock")
         ]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -81,7 +81,7 @@ class LabelNoiseSettings(Section):
     kind: Literal["symmetric", "pair"] = "symmetric"
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`equal label noise, rate 0.2, symmetric`."""
         return f"{self.form} label noise, rate {self.rate:g}, {self.kind}"
 
@@ -93,7 +93,7 @@ class RotationSettings(Section):
     degrees: Annotated[list[Annotated[int, OneOf(lambda: (0, 90, 180, 270))]], Field(min_length=1)]
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`images rotated by 0, 90 degrees`."""
         return f"images rotated by {', '.join(map(str, self.degrees))} degrees"
 
@@ -128,7 +128,7 @@ class DriftSettings(Section):
         return self.at + steps * (self.every or 0)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`sudden drift from round 20, swapped classes 1-7, 3-4`."""
         pairs = ", ".join("-".join(map(str, pair)) or "none" for pair in self.swap)
         often = "" if self.every is None else f" every {self.every}"
@@ -145,8 +145,8 @@ class AvailabilitySettings(Section):
     @model_validator(mode="after")
     def _one(self) -> AvailabilitySettings:
         if (self.rate is None) is (self.file is None):
-            given = "both are" if self.file is not None else "neither is"
-            raise UserError(f"{given} given", allowed="one of rate and file")
+            count = "both are" if self.file is not None else "neither is"
+            raise UserError(f"{count} given", allowed="one of rate and file")
         return self
 
     @model_serializer
@@ -171,7 +171,7 @@ class AvailabilitySettings(Section):
         return absences.listed(self._missing)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`20 % of the clients missing per round`."""
         if self.rate is not None:
             return f"{100 * self.rate:g} % of the clients missing per round"
@@ -212,7 +212,7 @@ class AttackSettings(OpenSection):
         return Attackers(self.kind, options, tuple(clients), seed)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`20 % of the clients attack: sign_flip, factor 3`."""
         how = ", ".join([self.kind, *(f"{key} {value}" for key, value in self.options.items())])
         return f"{100 * self.clients:g} % of the clients attack: {how}"
@@ -260,8 +260,8 @@ class Scenario(OpenSection):
         with together() as checked:
             with checked():
                 partitions.check(self.partition, self.options, type(self).model_fields)
-            for where, values in groups.items():
-                with checked(*where):
+            for path, values in groups.items():
+                with checked(*path):
                     if len(values) > self.clients:
                         raise UserError(
                             value=values, allowed=f"at most one per client, {self.clients}"

@@ -75,14 +75,14 @@ class Point(NamedTuple):
     values: Values
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """`lr 0.1, fnr.p 0.5`."""
         return in_words(self.values) or "as it is"
 
     @property
     def name(self) -> str:
         """`scaffold (lr 0.1)`."""
-        return f"{self.recipe} ({self.words})"
+        return f"{self.recipe} ({self.description})"
 
     @classmethod
     def from_values(cls, recipe: str, values: Values) -> Point:
@@ -151,7 +151,8 @@ class Result(NamedTuple):
         rungs = [trial.rung for trial in self.trials]
         last = {trial.point.entry: trial for trial in self.trials if trial.point.recipe == recipe}
         return sorted(
-            last.values(), key=lambda one: (not one.losses, -rungs.index(one.rung), one.rank)
+            last.values(),
+            key=lambda trial: (not trial.losses, -rungs.index(trial.rung), trial.rank),
         )
 
     @property
@@ -164,14 +165,14 @@ class Result(NamedTuple):
 
         Of the last rung, the best point of each recipe goes on.
         """
-        last = {one.point.entry: one.rung for one in self.trials}
+        last = {trial.point.entry: trial.rung for trial in self.trials}
         last |= {self.ranked(final.point.recipe)[0].point.entry: "" for final in self.finals}
         return [
             {
                 "rung": trial.rung,
                 "seeds": len(trial.losses),
                 "recipe": trial.point.recipe,
-                "values": trial.point.words,
+                "values": trial.point.description,
                 "validation_loss": trial.loss if trial.losses else None,
                 f"validation_{metric}": trial.metric if trial.losses else None,
                 "goes_on": last[trial.point.entry] != trial.rung,
@@ -191,7 +192,11 @@ class Result(NamedTuple):
         lines = [
             f"{recipe}: the best was at an edge of the grid; tried beyond it: {tried}."
             for recipe in recipes
-            if (tried := "; ".join(one.words for one in self.extended if one.recipe == recipe))
+            if (
+                tried := "; ".join(
+                    point.description for point in self.extended if point.recipe == recipe
+                )
+            )
         ]
         lines += [
             f"{recipe}: {edge} that was tried; a wider `grid` may find better ones."
@@ -222,7 +227,7 @@ class Search:
     def is_by_owner(self) -> bool:
         """Whether all are judged on the samples of the clients' owners, as some clients have models
         of their own."""
-        return any(words != COMMON for words in self.models.values())
+        return any(model != COMMON for model in self.models.values())
 
     @property
     def metric(self) -> str:
@@ -289,7 +294,7 @@ class Search:
                     ended.append(Trial.from_scores(request, point, both))
                 running = list(self._beyond(ended, tried))
                 tried += running
-            trials += sorted(ended, key=lambda one: one.rank)
+            trials += sorted(ended, key=lambda trial: trial.rank)
             running = _advancing(ended)
             if lost := sorted({*self.required} - {point.recipe for point in running}):
                 raise UserError(
@@ -321,7 +326,7 @@ class Search:
         """
         for recipe, ranked in _by_recipe(ended).items():
             own = [point for point in tried if point.recipe == recipe]
-            best = [one.point for one in ranked if one.rank[:2] == ranked[0].rank[:2]]
+            best = [trial.point for trial in ranked if trial.rank[:2] == ranked[0].rank[:2]]
             axes, points = _axes(own), []
             for section, key in cells(axes):
                 values = axes[section][key]
@@ -344,7 +349,7 @@ class Search:
 
 def _ranked(trials: Iterable[Trial]) -> list[Trial]:
     """The trials that did not diverge, the best first."""
-    return sorted((trial for trial in trials if trial.losses), key=lambda one: one.rank)
+    return sorted((trial for trial in trials if trial.losses), key=lambda trial: trial.rank)
 
 
 def _by_recipe(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
@@ -360,15 +365,17 @@ def _advancing(ended: Sequence[Trial]) -> list[Point]:
     and further ones until all recipes have equally many."""
     by_recipe = _by_recipe(ended).values()
     drops = {
-        one.point.entry: number >= MIN_VALUES and one.is_worse(own[0])
+        trial.point.entry: number >= MIN_VALUES and trial.is_worse(own[0])
         for own in by_recipe
-        for number, one in enumerate(own)
+        for number, trial in enumerate(own)
     }
-    count = max((sum(not drops[one.point.entry] for one in own) for own in by_recipe), default=0)
+    count = max(
+        (sum(not drops[trial.point.entry] for trial in own) for own in by_recipe), default=0
+    )
     return [
-        one.point
+        trial.point
         for own in by_recipe
-        for one in sorted(own, key=lambda one: drops[one.point.entry])[:count]
+        for trial in sorted(own, key=lambda trial: drops[trial.point.entry])[:count]
     ]
 
 
@@ -484,7 +491,7 @@ def model_of_site(algorithm: Algorithm) -> str:
 def grid_of(settings: Config, name: str, grid: Axes) -> list[Point]:
     """The points of a recipe: the product of the values of its own sections."""
     sections = sorted(
-        {*grid} & {"train", *settings.methods_of(name)}, key=lambda one: one != "train"
+        {*grid} & {"train", *settings.methods_of(name)}, key=lambda section: section != "train"
     )
     axes = {(part, key): grid[part][key] for part in sections for key in sorted(grid[part])}
     points = []
@@ -508,7 +515,7 @@ def _drawn(grid: Sequence[Point], seed: int, trials: int) -> list[Point]:
     for _ in range(trials):
         fresh = min(
             remaining,
-            key=lambda one: sum(times[c] * len(axes[c[0]][c[1]]) for c in _cells(one)),
+            key=lambda point: sum(times[c] * len(axes[c[0]][c[1]]) for c in _cells(point)),
         )
         times.update(_cells(fresh))
         remaining.remove(fresh)

@@ -61,7 +61,7 @@ class Workspace:
             Cluster.from_environment(environment),
         )
 
-    def given(self, name: str) -> Path:
+    def user_folder(self, name: str) -> Path:
         """A folder that params.yaml names.
 
         DVC's temporary copies lack what git ignores, but the repository has it.

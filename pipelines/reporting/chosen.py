@@ -31,8 +31,8 @@ class Chosen:
     def on(self) -> str:
         """The samples that a tuning measured on."""
         assert self.tuned is not None
-        of = self.tuned
-        return f"{of.scenario}, {seeds(of.seeds)}, {of.samples} samples"
+        tuned = self.tuned
+        return f"{tuned.scenario}, {seeds(tuned.seeds)}, {tuned.samples} samples"
 
     @property
     def edges(self) -> list[str]:
@@ -74,22 +74,22 @@ def table(methods: Sequence[Chosen]) -> list[list[str]]:
     metric = metric_of(
         next((method.tuned.metric for method in methods if method.tuned), "accuracy")
     )
-    unit = ", %" if metric.percent else f", {metric.words}"
+    unit = ", %" if metric.percent else f", {metric.label}"
     rows = [["method", "values", "tuned", "trials of all", "on", f"validation{unit} (second)"]]
 
     def shown(value: float) -> str:
         return f"{metric.factor * value:.{metric.decimals}f}"
 
-    for one in methods:
-        row = [one.name, one.values or NONE, one.state, NONE, NONE, NONE]
-        if (of := one.tuned) is not None:
-            diverged = f", {of.diverged} diverged" if of.diverged else ""
-            second = NONE if of.runner_up is None else shown(of.runner_up)
-            points = math.prod(len(x) for keys in of.tried.values() for x in keys.values())
+    for method in methods:
+        row = [method.name, method.values or NONE, method.state, NONE, NONE, NONE]
+        if (record := method.tuned) is not None:
+            diverged = f", {record.diverged} diverged" if record.diverged else ""
+            second = NONE if record.runner_up is None else shown(record.runner_up)
+            points = math.prod(len(x) for keys in record.tried.values() for x in keys.values())
             row[3:] = [
-                f"{of.trials} of {points}{diverged}",
-                one.on,
-                f"{shown(of.validation)} ({second})",
+                f"{record.trials} of {points}{diverged}",
+                method.on,
+                f"{shown(record.validation)} ({second})",
             ]
         rows.append(row)
     return rows
@@ -98,15 +98,15 @@ def table(methods: Sequence[Chosen]) -> list[list[str]]:
 def unequal(runs: Iterable[ItemResult]) -> list[str]:
     """`lr (0.1: fedavg; 0.05: scaffold)` for each training setting that was not the same for all,
     by the runs."""
-    runs, found = list(runs), []
+    runs, lines = list(runs), []
     for key in sorted({key for run in runs for key in run.params if key.startswith("train.")}):
         methods: dict[str, dict[str, None]] = {}  # by value
         for run in runs:
             methods.setdefault(str(run.params.get(key)), {})[run.recipe] = None
         if len(methods) > 1:
             listed = "; ".join(f"{value}: {', '.join(names)}" for value, names in methods.items())
-            found.append(f"{key.removeprefix('train.')} ({listed})")
-    return found
+            lines.append(f"{key.removeprefix('train.')} ({listed})")
+    return lines
 
 
 def _values(settings: Config, name: str) -> dict[str, dict[str, object]]:
@@ -116,7 +116,7 @@ def _values(settings: Config, name: str) -> dict[str, dict[str, object]]:
     keys = [
         key
         for key in type(entries[0].train).model_fields
-        if any(key in entry.train.given for entry in entries)
+        if any(key in entry.train.overrides for entry in entries)
     ]
     train = settings.train_of(name)
     return {"train": {key: getattr(train, key) for key in keys}, **settings.recipes[name].settings}

@@ -49,7 +49,7 @@ def read(runs: Iterable[ItemResult]) -> Curves:
             ends.append(run.params.get("train.until_s") or run.rows[-1]["clock_s"])
     if not courses:
         return {}
-    end = min(float(str(one)) for one in ends)
+    end = min(float(str(last)) for last in ends)
     grid = np.linspace(end / POINTS, end, POINTS)
     return {
         key: pd.DataFrame({k: course.reindex(grid, method="ffill") for k, course in seeds.items()})
@@ -94,8 +94,8 @@ def _ratio(base: dict[int, float], seconds: dict[int, float]) -> str:
     ratios = spread(math.log(base[seed] / seconds[seed]) for seed in seconds)
     assert ratios is not None, "there is a seed"
     ends = interval(ratios)
-    words = "" if ends is None else " ({:.2f} to {:.2f})".format(*map(math.exp, ends))
-    return f"{math.exp(ratios.mean):.2f}{words}"
+    limits = "" if ends is None else " ({:.2f} to {:.2f})".format(*map(math.exp, ends))
+    return f"{math.exp(ratios.mean):.2f}{limits}"
 
 
 def note(curves: Curves, metric: Metric) -> str:
@@ -109,11 +109,11 @@ def picture(curves: Curves, metric: Metric, names: Sequence[str] = ()) -> bytes:
     figure = Figure(figsize=(6.4, 4.2), dpi=200, layout="constrained")
     axes = figure.subplots()
     style(axes)
-    for place, ((scenario, recipe), frame) in enumerate(curves.items()):
-        name = names[place] if names else f"{scenario}, {recipe}"
+    for index, ((scenario, recipe), frame) in enumerate(curves.items()):
+        name = names[index] if names else f"{scenario}, {recipe}"
         mean = metric.factor * frame.mean(axis=1, skipna=False)
-        axes.plot(frame.index, mean, label=name, **look(place, not place, (1.8, 2.4)))
+        axes.plot(frame.index, mean, label=name, **look(index, not index, (1.8, 2.4)))
     axes.set_xlabel("virtual seconds", fontsize=12)
-    axes.set_ylabel(f"test {metric.words}{metric.unit}", fontsize=12)
+    axes.set_ylabel(f"test {metric.label}{metric.unit}", fontsize=12)
     axes.legend(**NAMES | {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 2})
     return as_png(figure)

@@ -117,8 +117,8 @@ class Comparison(NamedTuple):
 def against(scenario: ScenarioSummary, other: MethodSummary | None) -> dict[str, Comparison]:
     """Every compared method against `other`, by recipe."""
     methods = [method for method in scenario.methods if method.compared and method is not other]
-    compared = [_compared(one, other, scenario.step) for one in methods] if other else []
-    return {one.recipe: one for one in adjusted(compared)}
+    compared = [_compared(method, other, scenario.step) for method in methods] if other else []
+    return {comparison.recipe: comparison for comparison in adjusted(compared)}
 
 
 def on_sites(scenario: ScenarioSummary) -> dict[str, Comparison]:
@@ -127,22 +127,24 @@ def on_sites(scenario: ScenarioSummary) -> dict[str, Comparison]:
     base, step = scenario.baseline, scenario.site_step
     if base is None or not scenario.has_site_tests:
         return {}
-    methods = [one for one in scenario.methods if one.federated and not one.leak]
-    compared = [_compared(one, base, step, "site_mean") for one in methods if one is not base]
-    return {one.recipe: one for one in adjusted(compared)}
+    methods = [method for method in scenario.methods if method.federated and not method.leak]
+    compared = [
+        _compared(method, base, step, "site_mean") for method in methods if method is not base
+    ]
+    return {comparison.recipe: comparison for comparison in adjusted(compared)}
 
 
 def _compared(
-    one: MethodSummary, other: MethodSummary, step: float, column: str = "final"
+    method: MethodSummary, other: MethodSummary, step: float, column: str = "final"
 ) -> Comparison:
     """`column`: of `MethodSummary.runs`."""
-    ours, theirs = one.runs[column].dropna().to_dict(), other.runs[column].dropna().to_dict()
-    common = one.weights.keys() & other.weights.keys()
-    if common and all(one.weights[seed] == other.weights[seed] for seed in common):
-        return Comparison(one.recipe, (0.0,) * len(common), step, same=True)
-    predictions = [(one.predictions.get(seed), other.predictions.get(seed)) for seed in common]
+    ours, theirs = method.runs[column].dropna().to_dict(), other.runs[column].dropna().to_dict()
+    common = method.weights.keys() & other.weights.keys()
+    if common and all(method.weights[seed] == other.weights[seed] for seed in common):
+        return Comparison(method.recipe, (0.0,) * len(common), step, same=True)
+    predictions = [(method.predictions.get(seed), other.predictions.get(seed)) for seed in common]
     is_same = bool(common) and all(mine and mine == its for mine, its in predictions)
-    return paired(one.recipe, ours, theirs, step)._replace(same_predictions=is_same)
+    return paired(method.recipe, ours, theirs, step)._replace(same_predictions=is_same)
 
 
 def paired(
@@ -154,7 +156,7 @@ def paired(
     show instead. Differences that only rounding separates are equal.
     """
     pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
-    differences = tuple(one - other for one, other in pairs)
+    differences = tuple(x - y for x, y in pairs)
     n = len(differences)
     if n < 2:
         return Comparison(recipe, differences, step)
@@ -191,16 +193,16 @@ def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
     Holm's method ends at the first p that does not reject. All that follow have its level.
     """
-    ps = sorted(one.p for one in comparisons if one.p is not None)
+    ps = sorted(comparison.p for comparison in comparisons if comparison.p is not None)
     holm_ps = holm(ps)
     n_rejected = sum(p < LEVEL for p in holm_ps)
 
-    def of_rank(one: Comparison) -> Comparison:
-        if one.p is None:
-            return one
-        rank = ps.index(one.p)
+    def of_rank(comparison: Comparison) -> Comparison:
+        if comparison.p is None:
+            return comparison
+        rank = ps.index(comparison.p)
         level = LEVEL / (len(ps) - min(rank, n_rejected))
-        return one._replace(holm_p=holm_ps[rank], level=level)
+        return comparison._replace(holm_p=holm_ps[rank], level=level)
 
     return [of_rank(comparison) for comparison in comparisons]
 
@@ -211,7 +213,7 @@ def per_deviation(n: int, level: float = LEVEL) -> float:
     return float(stdtrit(n - 1, 1 - level / 2)) / math.sqrt(n)
 
 
-def seeds_needed(one: Comparison, comparisons: int) -> int | None:
+def seeds_needed(comparison: Comparison, comparisons: int) -> int | None:
     """The fewest seeds that would decide it among so many comparisons, if mean and deviation stay.
 
     None: too many.
@@ -220,7 +222,7 @@ def seeds_needed(one: Comparison, comparisons: int) -> int | None:
     enough = (
         n
         for n in range(2, MOST_SEEDS + 1)
-        if per_deviation(n, level) * one.deviation < abs(one.mean)
+        if per_deviation(n, level) * comparison.deviation < abs(comparison.mean)
     )
     return next(enough, None)
 
@@ -234,15 +236,15 @@ def power(mean: float, deviation: float, n: int, level: float) -> float:
     return float(1 - nctdtr(n - 1, mean / deviation * root, per_deviation(n, level) * root))
 
 
-def evidence(one: Comparison, decimals: int = 2, unit: str = "", over: str = "seeds") -> str:
+def evidence(comparison: Comparison, decimals: int = 2, unit: str = "", over: str = "seeds") -> str:
     """A mean difference with its interval: `+2.00, 95 % interval -1.00 to +5.00 over 3 seeds:
     undecided`."""
-    mean, n = f"{one.mean:+z.{decimals}f}{unit}", len(one.differences)
+    mean, n = f"{comparison.mean:+z.{decimals}f}{unit}", len(comparison.differences)
     if n < 2:
         return f"{mean} on one seed: no evidence either way"
-    if one.interval is None:
+    if comparison.interval is None:
         return f"{mean} on each of {n} {over}"
-    low, high = one.interval
+    low, high = comparison.interval
     undecided = ": undecided" if low <= 0 <= high else ""
     return (
         f"{mean}, 95 % interval {low:+z.{decimals}f} to {high:+z.{decimals}f} over {n} "
@@ -252,5 +254,5 @@ def evidence(one: Comparison, decimals: int = 2, unit: str = "", over: str = "se
 
 def confirmed(comparisons: Sequence[Comparison]) -> tuple[int, int]:
     """How many differences are above 0 and below 0, after Holm's adjustment for all of them."""
-    means = [one.mean for one in adjusted(comparisons) if one.rejects]
+    means = [comparison.mean for comparison in adjusted(comparisons) if comparison.rejects]
     return sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)

@@ -44,7 +44,7 @@ def text(root: Path, repository: Path | None = None) -> str:
             NONE if taken is None else f"{statistics.fmean(taken):.3g}",
             f"{float(row['traffic_total_bytes_mean']) / MIB:.3g}",
         ]
-        title = "%" if main == "accuracy" else f"{metric.words}{metric.unit}"
+        title = "%" if main == "accuracy" else f"{metric.label}{metric.unit}"
         header = ["method", f"last round, {title}", "seconds/run", "MiB/run"]
         tables.setdefault(scenario, [header]).append(cells)
     written = [f"{scenario}: cost\n\n{plain(table)}\n" for scenario, table in tables.items()]

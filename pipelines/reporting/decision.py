@@ -62,7 +62,7 @@ class Decision(NamedTuple):
     @property
     def taken(self) -> Point:
         """The finalist with the highest lower end, if it is above 0; or else FedAvg."""
-        best = max(self.finalists, key=lambda one: one.low, default=self.base)
+        best = max(self.finalists, key=lambda finalist: finalist.low, default=self.base)
         return best.trial.point if best.low > 0 else self.base.trial.point
 
     @property
@@ -76,21 +76,21 @@ class Decision(NamedTuple):
     @property
     def _comparison(self) -> str:
         base, metric = self.base.trial.point.name, metric_of(self.metric)
-        unit = "points" if metric.percent else metric.words
+        unit = "points" if metric.percent else metric.label
         over = f"95 % interval over {len(self.base.tested)} fresh seeds"
         if len(self.finalists) > 1:
             over += f", for {len(self.finalists)} comparisons together"
         if not self.finalists:
             return f"Take {base}: nothing else was left to compare it with."
-        for one in self.finalists:
-            if one.trial.point == self.taken:
-                gain = f"{metric.number(one.low)} to {metric.number(one.high)} {unit}"
-                return f"Take {one.trial.point.name}: {gain} over {base} ({over})."
+        for finalist in self.finalists:
+            if finalist.trial.point == self.taken:
+                gain = f"{metric.number(finalist.low)} to {metric.number(finalist.high)} {unit}"
+                return f"Take {finalist.trial.point.name}: {gain} over {base} ({over})."
         most = max(finalist.high for finalist in self.finalists)
         if most < 0:
-            others = " and ".join(one.trial.point.name for one in self.finalists)
+            others = " and ".join(finalist.trial.point.name for finalist in self.finalists)
             return f"Take {base}: it is better than {others} ({over})."
-        ahead = max(self.finalists, key=lambda one: one.difference)
+        ahead = max(self.finalists, key=lambda finalist: finalist.difference)
         sentence = (
             f"Take {base}: no other of the final is more than {metric.number(most)} {unit} better "
             f"({over})."
@@ -108,20 +108,22 @@ class Decision(NamedTuple):
         metric = metric_of(self.metric)
         header = "validation loss", f"validation{metric.unit}", f"test{metric.unit}"
         rows = [["", *header, f"against {BASE}, 95 % interval"]]
-        for one in (self.base, *self.finalists):
-            against = (metric.number(x, "+") for x in (one.difference, one.low, one.high))
+        for finalist in (self.base, *self.finalists):
+            against = (
+                metric.number(x, "+") for x in (finalist.difference, finalist.low, finalist.high)
+            )
             rows.append(
                 [
-                    one.trial.point.name,
-                    f"{one.trial.loss:.4f}",
-                    metric.number(one.trial.metric),
-                    metric.number(statistics.fmean(one.tested)),
-                    "" if one is self.base else "{} ({} to {})".format(*against),
+                    finalist.trial.point.name,
+                    f"{finalist.trial.loss:.4f}",
+                    metric.number(finalist.trial.metric),
+                    metric.number(statistics.fmean(finalist.tested)),
+                    "" if finalist is self.base else "{} ({} to {})".format(*against),
                 ]
             )
-        final = [one.trial.point.recipe for one in (self.base, *self.finalists)]
+        final = [finalist.trial.point.recipe for finalist in (self.base, *self.finalists)]
         others = sorted({trial.point.recipe for trial in self.result.trials} - {*final})
-        alive = {one.point.recipe for one in self.result.finals}
+        alive = {trial.point.recipe for trial in self.result.finals}
         others = [name if name in alive else f"{name} (diverged)" for name in others]
         lines = [
             plain(rows),
@@ -139,16 +141,16 @@ class Decision(NamedTuple):
         """A line for each recipe of the final, FedAvg first; of the test split, not scaled."""
         return [
             {
-                "recipe": one.trial.point.recipe,
-                "values": one.trial.point.words,
-                f"test_{self.metric}": statistics.fmean(one.tested),
-                "seeds": len(one.tested),
-                "difference": None if one is self.base else one.difference,
-                "low": None if one is self.base else one.low,
-                "high": None if one is self.base else one.high,
-                "taken": one.trial.point == self.taken,
+                "recipe": finalist.trial.point.recipe,
+                "values": finalist.trial.point.description,
+                f"test_{self.metric}": statistics.fmean(finalist.tested),
+                "seeds": len(finalist.tested),
+                "difference": None if finalist is self.base else finalist.difference,
+                "low": None if finalist is self.base else finalist.low,
+                "high": None if finalist is self.base else finalist.high,
+                "taken": finalist.trial.point == self.taken,
             }
-            for one in (self.base, *self.finalists)
+            for finalist in (self.base, *self.finalists)
         ]
 
 
@@ -165,11 +167,11 @@ def decide(
     for trial in result.finals:
         best.setdefault(bases.get(trial.point.recipe, trial.point.recipe), trial)
     trials = [best.pop(BASE), *[*best.values()][: choose.finalists]]
-    request = Request("final", tuple(one.point for one in trials), tuple(choose.fresh), rounds)
+    request = Request("final", tuple(trial.point for trial in trials), tuple(choose.fresh), rounds)
     answers = yield request
     base, *others = [
-        Finalist(one, tuple(metric for _, metric in search.scores(one.point, answers, "test")))
-        for one in trials
+        Finalist(trial, tuple(metric for _, metric in search.scores(trial.point, answers, "test")))
+        for trial in trials
     ]
     if not base.tested:
         raise UserError(
@@ -181,8 +183,8 @@ def decide(
     candidates = len({trial.point.entry for trial in result.trials})
     return Decision(
         base=base,
-        finalists=tuple(_compared(one, base, step, len(ended)) for one in ended),
-        diverged=tuple(one.trial.point for one in others if not one.tested),
+        finalists=tuple(_compared(candidate, base, step, len(ended)) for candidate in ended),
+        diverged=tuple(other.trial.point for other in others if not other.tested),
         result=result,
         rounds=result.rounds + request.cost,
         exhaustive=candidates * len(search.seeds) * rounds + request.cost,
@@ -192,11 +194,11 @@ def decide(
     )
 
 
-def _compared(one: Finalist, base: Finalist, step: float, comparisons: int) -> Finalist:
+def _compared(finalist: Finalist, base: Finalist, step: float, comparisons: int) -> Finalist:
     """Compares a finalist with FedAvg. `step`: one test sample."""
-    ours, theirs = (dict(enumerate(each.tested)) for each in (one, base))
-    comparison = paired(one.trial.point.name, ours, theirs, step)
+    ours, theirs = (dict(enumerate(each.tested)) for each in (finalist, base))
+    comparison = paired(finalist.trial.point.name, ours, theirs, step)
     half = per_deviation(len(ours), LEVEL / comparisons) * comparison.deviation
     ends = comparison.mean - half, comparison.mean + half
     needed = seeds_needed(comparison, comparisons)
-    return Finalist(one.trial, one.tested, comparison.mean, *ends, needed)
+    return Finalist(finalist.trial, finalist.tested, comparison.mean, *ends, needed)

@@ -137,11 +137,11 @@ def draw_clients(
     A row is its name, its colour and the accuracies [n], which may be none.
     """
     style(axes)
-    for place, (_, colour, values) in enumerate(rows):
+    for position, (_, colour, values) in enumerate(rows):
         if not len(values):
             axes.text(
                 0.5,
-                place,
+                position,
                 NO_RESULT,
                 transform=axes.get_yaxis_transform(),
                 ha="center",
@@ -153,10 +153,10 @@ def draw_clients(
         # Of very many, marks evenly spaced in their order: the lowest and the highest are there.
         ranks = np.linspace(0, len(values) - 1, min(len(values), MAX_MARKS)).astype(np.int64)
         marks = values if len(ranks) == len(values) else np.sort(values)[ranks]
-        axes.plot(marks, np.full(len(marks), place), "|", color=colour, alpha=0.35, markersize=9)
+        axes.plot(marks, np.full(len(marks), position), "|", color=colour, alpha=0.35, markersize=9)
         axes.boxplot(
             [values],
-            positions=[place],
+            positions=[position],
             orientation="horizontal",
             widths=0.62,
             whis=(0, 100),
@@ -168,7 +168,7 @@ def draw_clients(
         )
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(f"{metric.words} of a client{metric.unit}", fontsize=12)
+    axes.set_xlabel(f"{metric.label} of a client{metric.unit}", fontsize=12)
     axes.tick_params(labelsize=11)
 
 
@@ -203,7 +203,7 @@ def _course(run: ItemResult) -> pd.Series:
 
 
 def look(
-    place: int, is_baseline: bool = False, widths: tuple[float, float] = (1.6, 2.0)
+    index: int, is_baseline: bool = False, widths: tuple[float, float] = (1.6, 2.0)
 ) -> dict[str, Any]:
     """Colour and dashes of the `place`-th method, also for eyes that see no colour; black for the
     baseline.
@@ -213,8 +213,8 @@ def look(
     if is_baseline:
         return {"color": BASELINE_COLOUR, "linestyle": "solid", "linewidth": widths[1]}
     return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": DASHES[place % len(DASHES)],
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": DASHES[index % len(DASHES)],
         "linewidth": widths[0],
     }
 
@@ -229,7 +229,7 @@ def style(axes: Axes) -> None:
 def _looks(scenario: ScenarioSummary, recipes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The look of each recipe, the same in every picture."""
     base = scenario.baseline and scenario.baseline.recipe
-    return {recipe: look(place, recipe == base, (1.8, 2.4)) for place, recipe in enumerate(recipes)}
+    return {recipe: look(index, recipe == base, (1.8, 2.4)) for index, recipe in enumerate(recipes)}
 
 
 def _canvas(lines: int, metric: Metric) -> tuple[Figure, list[Axes]]:
@@ -241,7 +241,7 @@ def _canvas(lines: int, metric: Metric) -> tuple[Figure, list[Axes]]:
     panels = list(figure.subplots(2, 1, height_ratios=[2.7, height]))
     for axes in panels:
         style(axes)
-        axes.set_ylabel(f"test {metric.words}{metric.unit}", fontsize=12)
+        axes.set_ylabel(f"test {metric.label}{metric.unit}", fontsize=12)
         axes.tick_params(labelsize=11)
         axes.xaxis.label.set_size(12)
     return figure, panels

@@ -123,8 +123,8 @@ def from_scenarios(
             ]
             name = ", ".join(filter(None, [method.label.removesuffix(ONE_CLASS), suffix]))
             is_best = method.rank == 1 and len(scenario.methods) > 1
-            cells.append(Cell(name, setting or metric.words, method.final, "".join(parts), is_best))
-    title = f"{metric.words}{metric.unit} after the last round, mean ± deviation over seeds"
+            cells.append(Cell(name, setting or metric.label, method.final, "".join(parts), is_best))
+    title = f"{metric.label}{metric.unit} after the last round, mean ± deviation over seeds"
     return MethodTable(cells, title)
 
 

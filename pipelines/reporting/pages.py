@@ -15,7 +15,7 @@ import jinja2
 from markdown_it import MarkdownIt
 
 from fedml_noniid.pipelines.reporting import comparison, text
-from fedml_noniid.rates import words
+from fedml_noniid.rates import in_words
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -55,6 +55,6 @@ def _environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(text, name) for name in text.FILTERS}
-    environment.globals |= {"rate": words}
+    environment.globals |= {"rate": in_words}
     environment.globals |= {name: getattr(comparison, name) for name in comparison.FOR_TEMPLATES}
     return environment

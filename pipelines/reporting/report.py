@@ -86,15 +86,15 @@ def write(root: Path) -> Path:
         )
     context = _facts(settings, scenarios, items) | {"sections": sections}
     curves, metric = (
-        clock.read(run for one in scenarios for run in one.results),
+        clock.read(run for scenario in scenarios for run in scenario.results),
         scenarios[0].metric,
     )
     context["clock"], context["clock_note"] = clock.table(curves, metric), ""
     if curves:
         context["clock_note"] = clock.note(curves, metric)
         pictures[CLOCK] = clock.picture(curves, metric)
-    by = f"{scenarios[0].metric.words} per {_groups(scenarios[0].main)[2]}"
-    context["next"] = [(place, what.format(by=by)) for place, what in LOOK_NEXT]
+    by = f"{scenarios[0].metric.label} per {_groups(scenarios[0].main)[2]}"
+    context["next"] = [(source, what.format(by=by)) for source, what in LOOK_NEXT]
     page = pages.render("report.md.j2", context)
     files: dict[str, bytes | str] = {
         **pictures,
@@ -145,18 +145,18 @@ def _facts(
     """What was run, for a reader who has not seen params.yaml."""
     methods = [method for scenario in scenarios for method in scenario.methods]
     by_method = {
-        key for name in settings.recipe_names for key in settings.recipes[name].train.given
+        key for name in settings.recipe_names for key in settings.recipes[name].train.overrides
     }
     values = chosen.chosen(settings)
     runs = [run for scenario in scenarios for run in scenario.results]
-    n_compared = max(sum(one.compared for one in scenario.methods) for scenario in scenarios)
+    n_compared = max(sum(method.compared for method in scenario.methods) for scenario in scenarios)
     return {
         "settings": settings,
-        "leaks": any(one.leak for one in methods),
-        "metric": scenarios[0].metric.words,
+        "leaks": any(method.leak for method in methods),
+        "metric": scenarios[0].metric.label,
         "data": [settings.data.name, *dict.fromkeys(note for run in items for note in run.notes)],
-        "rounds": max(one.rounds for one in methods),
-        "seeds": sorted({seed for one in methods for seed in one.seeds}),
+        "rounds": max(method.rounds for method in methods),
+        "seeds": sorted({seed for method in methods for seed in method.seeds}),
         "local_training": pages.sentences(
             "about.md.j2", "local_training", settings.train, sorted(by_method)
         )[0],
@@ -178,13 +178,13 @@ def _pictures(
     band = ": mean over seeds, the band is ± one standard deviation" if has_band else " (one seed)"
     pictures = {
         f"{scenario.main}-{name}.png": (
-            f"Test {scenario.metric.words} of the global model after each round" + band,
+            f"Test {scenario.metric.label} of the global model after each round" + band,
             figures.accuracy(scenario, recipes),
         ),
     }
     if clients := figures.clients(scenario, recipes):
-        words = scenario.metric.words
-        pictures[f"clients-{name}.png"] = (f"{words[0].upper()}{words[1:]} {CLIENTS}", clients)
+        label = scenario.metric.label
+        pictures[f"clients-{name}.png"] = (f"{label[0].upper()}{label[1:]} {CLIENTS}", clients)
     heatmap = root / "partitions" / _partition(scenario) / "heatmap.png"
     if heatmap.exists():
         caption = f"How many training samples of each {_groups(scenario.main)[1]} each client has"

@@ -293,13 +293,13 @@ def _ranked(methods: Sequence[MethodSummary]) -> tuple[MethodSummary, ...]:
 
     Equal means share a rank. A method that is no better than a constant answer has none.
     """
-    ordered = sorted(methods, key=lambda one: (not one.compared, -one.final.mean))
-    means = [one.final.mean for one in ordered if one.compared and not one.is_constant]
+    ordered = sorted(methods, key=lambda method: (not method.compared, -method.final.mean))
+    means = [method.final.mean for method in ordered if method.compared and not method.is_constant]
     return tuple(
-        replace(one, rank=means.index(one.final.mean) + 1)
-        if one.compared and not one.is_constant
-        else one
-        for one in ordered
+        replace(method, rank=means.index(method.final.mean) + 1)
+        if method.compared and not method.is_constant
+        else method
+        for method in ordered
     )
 
 
@@ -335,7 +335,11 @@ def _majority(results: Sequence[ItemResult]) -> dict[str, Spread]:
         if "majority_accuracy" in run.evaluation:
             name = LOCAL_MAJORITY if _tag(run, "own_models") else MAJORITY
             by_seed.setdefault(name, {})[run.seed] = run.evaluation["majority_accuracy"]
-    return {name: shares for name, of in by_seed.items() if (shares := spread(of.values()))}
+    return {
+        name: shares
+        for name, accuracies in by_seed.items()
+        if (shares := spread(accuracies.values()))
+    }
 
 
 def _tag(result: ItemResult, name: str) -> str:
@@ -347,10 +351,10 @@ def _tag(result: ItemResult, name: str) -> str:
 def _private(runs: Sequence[ItemResult]) -> str:
     """The largest epsilon of the runs after the last round, and what it leaves out; "" without."""
     notes = []
-    for words in filter(None, _tag(runs[0], "privacy").split("; ")):
-        unit = words.split()[1]
+    for note in filter(None, _tag(runs[0], "privacy").split("; ")):
+        unit = note.split()[1]
         largest = max(run.rows[-1][f"epsilon_per_{unit}"] for run in runs)
-        notes.append(f"epsilon {largest:.4g} {words}")
+        notes.append(f"epsilon {largest:.4g} {note}")
     if not notes:
         return ""
     return (

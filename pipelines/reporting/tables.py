@@ -78,7 +78,7 @@ def cells(scenario: ScenarioSummary) -> list[list[str]]:
 def _title(name: str) -> str:
     """A metric in the title of a column: the unit, and the name if it is not the accuracy."""
     metric = metric_of(name)
-    return "%" if name == "accuracy" else f"{metric.words}{metric.unit}"
+    return "%" if name == "accuracy" else f"{metric.label}{metric.unit}"
 
 
 def by_site(scenario: ScenarioSummary) -> list[list[str]]:
@@ -199,7 +199,11 @@ def _worst(
 
     `means`: of `_site_means`.
     """
-    scores = {name: of[method.recipe] for name, of in means.items() if method.recipe in of}
+    scores = {
+        name: by_recipe[method.recipe]
+        for name, by_recipe in means.items()
+        if method.recipe in by_recipe
+    }
     if not scores:
         return ""
     name = min(scores, key=scores.__getitem__)
@@ -213,7 +217,9 @@ def _site_means(scenario: ScenarioSummary) -> dict[str, dict[str, float]]:
     for run in scenario.results:
         for name, site in run.sites.items():
             scores.setdefault(name, {}).setdefault(run.recipe, []).append(site.score)
-    return {name: {key: fmean(x) for key, x in of.items()} for name, of in scores.items()}
+    return {
+        name: {key: fmean(x) for key, x in by_recipe.items()} for name, by_recipe in scores.items()
+    }
 
 
 def in_brief(scenario: ScenarioSummary) -> list[list[str]]:
@@ -225,24 +231,24 @@ def in_brief(scenario: ScenarioSummary) -> list[list[str]]:
     (header, *rows), sites = cells(scenario), _site_means(scenario)
     columns = [i for i, title in enumerate(header) if title.startswith(BRIEF)]
     against_base, worst = (
-        next(i for i, title in enumerate(header) if title.startswith(words))
-        for words in ("vs ", "worst client")
+        next(i for i, title in enumerate(header) if title.startswith(beginning))
+        for beginning in ("vs ", "worst client")
     )
     if sites:
         header[worst] = header[worst].replace("client", "on own tests")
     verdicts = dict[str, str]()
     if scenario.baseline is not None:
         verdicts = {line[0]: line[-1] for _, table in compared(scenario)[:1] for line in table[1:]}
-    for one, row in zip(scenario.methods, rows, strict=False):  # then the constant answers
-        if one.recipe in verdicts and row[against_base] != SAME:
-            row[against_base] += f", {verdicts[one.recipe]}"
-        row[worst] = _worst(scenario, sites, one) or row[worst]
+    for method, row in zip(scenario.methods, rows, strict=False):  # then the constant answers
+        if method.recipe in verdicts and row[against_base] != SAME:
+            row[against_base] += f", {verdicts[method.recipe]}"
+        row[worst] = _worst(scenario, sites, method) or row[worst]
     return [[row[i] for i in columns] for row in (header, *rows)]
 
 
 def _row(
     scenario: ScenarioSummary,
-    one: MethodSummary,
+    method: MethodSummary,
     best: Comparison | None,
     with_base: Comparison | None,
 ) -> dict[str, str]:
@@ -251,7 +257,7 @@ def _row(
     The noisy test has a column only where clients have noise; each metric of the user has one.
     `best`: against the best mean; `with_base`: against the baseline.
     """
-    base, numbers, title = scenario.baseline, one.spreads, _title(scenario.main)
+    base, numbers, title = scenario.baseline, method.spreads, _title(scenario.main)
     is_equal = with_base is not None and (with_base.same or with_base.same_predictions)
 
     def cell(column: str, sign: str = "") -> str:
@@ -259,25 +265,25 @@ def _row(
 
     noisy = any("noisy_test" in other.spreads for other in scenario.methods)
     return {
-        "method": one.label,
+        "method": method.label,
         f"last round, {title}": cell("final"),
         f"last 5, {title}": cell("last_5_rounds"),
-        **_beside(scenario, one),
-        "rank": f"{one.rank}{best.mark if best else ''}" if one.rank else NONE,
+        **_beside(scenario, method),
+        "rank": f"{method.rank}{best.mark if best else ''}" if method.rank else NONE,
         f"vs {base.recipe if base else BASELINE}": (
             SAME if is_equal else cell("vs_baseline", sign="+")
         ),
         f"worst client, {title}": cell("worst_client"),
         **({f"noisy test, {title}": cell("noisy_test")} if noisy else {}),
-        **{name: plus_minus(one.metrics.get(name), 4) for name in _own_metrics(scenario)},
+        **{name: plus_minus(method.metrics.get(name), 4) for name in _own_metrics(scenario)},
         "MiB total": mib(numbers["traffic_total_bytes"].mean),
-        "seeds": str(len(one.seeds)),
+        "seeds": str(len(method.seeds)),
     }
 
 
-def _beside(scenario: ScenarioSummary, one: MethodSummary) -> dict[str, str]:
+def _beside(scenario: ScenarioSummary, method: MethodSummary) -> dict[str, str]:
     """The cells of the metrics beside the main one."""
-    numbers = one.spreads
+    numbers = method.spreads
     if scenario.main == "accuracy":
         return {
             "balanced, %": percent(numbers.get("balanced_accuracy")),
@@ -313,20 +319,21 @@ def compared(scenario: ScenarioSummary) -> list[tuple[str, list[list[str]]]]:
     ]
 
 
-def _numbers(one: Comparison, metric: Metric, is_constant: bool) -> list[str]:
+def _numbers(comparison: Comparison, metric: Metric, is_constant: bool) -> list[str]:
     """A comparison's cells. A method that is no better than a constant answer is not praised."""
-    verdict = one.verdict
+    verdict = comparison.verdict
     if is_constant and verdict == "better":
         verdict = "above, but with a warning"
-    if not one.differences:
-        return [one.recipe, *[NONE] * 5, verdict]
-    ends = one.interval
+    if not comparison.differences:
+        return [comparison.recipe, *[NONE] * 5, verdict]
+    ends = comparison.interval
     interval = " to ".join(points(end, metric) for end in ends) if ends else NONE
     ps = (
-        NONE if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001" for p in (one.p, one.holm_p)
+        NONE if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001"
+        for p in (comparison.p, comparison.holm_p)
     )
-    higher = f"{one.higher} of {len(one.differences)}"
-    return [one.recipe, points(one.mean, metric), interval, *ps, higher, verdict]
+    higher = f"{comparison.higher} of {len(comparison.differences)}"
+    return [comparison.recipe, points(comparison.mean, metric), interval, *ps, higher, verdict]
 
 
 def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:

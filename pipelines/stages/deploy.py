@@ -63,16 +63,16 @@ def planned(root: Path, **options: object) -> config.Config:
     usual = config.DeploySettings(
         recipe=name, scenario=scenario, seed=settings.seeds[0], silos=silos
     )
-    given = {key: value for key, value in options.items() if value is not None}
-    wanted = (settings.deploy or usual).model_dump() | given
+    overrides = {key: value for key, value in options.items() if value is not None}
+    wanted = (settings.deploy or usual).model_dump() | overrides
     wanted["recipe"], content = registry.entry(wanted["recipe"])
     entries = {wanted["recipe"]: content} | settings.recipes
-    named: dict[Where, str] = {("deploy", key): f"--{key.replace('_', '-')}" for key in given}
-    if "recipe" in given:
+    named: dict[Where, str] = {("deploy", key): f"--{key.replace('_', '-')}" for key in overrides}
+    if "recipe" in overrides:
         named["recipes", wanted["recipe"]] = f"--recipe {wanted['recipe']}"
     try:
-        found = {**dict(settings), "recipes": entries, "deploy": wanted}
-        settings = config.checked(found, config.FILE)
+        raw = {**dict(settings), "recipes": entries, "deploy": wanted}
+        settings = config.checked(raw, config.FILE)
         deploy = config.DeploySettings(**wanted)
         with located("recipes", deploy.recipe, source=config.FILE):
             algorithm = check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
@@ -81,7 +81,7 @@ def planned(root: Path, **options: object) -> config.Config:
                 deployments.refuse_what_reads_more(algorithm, owns)
         deployment_of(settings, deploy)
     except UserError as error:
-        raise error.changed(lambda one: _of_option(one, named)) from error.__cause__
+        raise error.changed(lambda mistake: _of_option(mistake, named)) from error.__cause__
     return settings
 
 

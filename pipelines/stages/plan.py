@@ -84,7 +84,7 @@ def _planned(workspace: Workspace) -> dict[str, Any]:
     from fedml_noniid.pipelines.experiment.provenance import plan
 
     settings = config.load(workspace.root)
-    data = settings.data.name, str(workspace.given(settings.data.root)), settings.data.options
+    data = settings.data.name, str(workspace.user_folder(settings.data.root)), settings.data.options
     files = contents(*data)
     has_gpu = any(any(Path("/dev").glob(pattern)) for pattern in GPUS)
     lasts = not has_gpu and not settings.own_extras

@@ -71,17 +71,17 @@ def samples_of(workspace: Workspace, plan: Search) -> tuple[int, int]:
 
 def measured(workspace: Workspace, plan: Search, request: Request) -> Answers:
     """Trains what is missing of a request, in the folders of the workspace."""
-    laid = plan.laid_out(request)
-    check.check(laid)
-    partitions(workspace, laid)
-    train(workspace, laid, f"{laid.experiment}, {request.name}")
+    planned = plan.laid_out(request)
+    check.check(planned)
+    partitions(workspace, planned)
+    train(workspace, planned, f"{planned.experiment}, {request.name}")
     runs = {run.key: run.final for run in results.read(workspace.root, workspace.repository)}
-    for unit in laid.units() if plan.is_by_owner else ():
+    for unit in planned.units() if plan.is_by_owner else ():
         if unit.key in runs:
-            runs[unit.key] = scores_of_owners(*trained_item(workspace, laid, unit)[:2])
+            runs[unit.key] = scores_of_owners(*trained_item(workspace, planned, unit)[:2])
     keys = {
-        entry: [Unit(plan.scenario, entry, seed).key for seed in laid.seeds]
-        for entry in laid.recipe_names
+        entry: [Unit(plan.scenario, entry, seed).key for seed in planned.seeds]
+        for entry in planned.recipe_names
     }
     return {
         entry: [runs[key] for key in own] if runs.keys() >= {*own} else []

@@ -115,7 +115,7 @@ def from_items(items: Sequence[ItemResult], root: Path) -> list[Finished]:
     method at each scenario."""
     path = root / "params.yaml"
     names = read_yaml(path).get("recipe_names") if path.is_file() else None
-    order = {name: place for place, name in enumerate(names or ())}
+    order = {name: index for index, name in enumerate(names or ())}
     ordered = sorted(items, key=lambda item: order.get(item.recipe, len(order)))
     runs = [from_item(item, root) for item in ordered]
     by_method = defaultdict[str, list[Finished]](list)
@@ -142,7 +142,7 @@ def _method(name: str, runs: Sequence[Finished], root: Path) -> Finished:
         if values
     }
     seeds_of_method = [item.seed for item in items]
-    note = [f"Test {metric.words} after the last round, {seeds(seeds_of_method)}"]
+    note = [f"Test {metric.label} after the last round, {seeds(seeds_of_method)}"]
     if scores:
         note[0] += f": {metric.shown(statistics.fmean(scores))}"
     if len(scores) > 1:

@@ -96,8 +96,8 @@ class Store:
     @property
     def owner(self) -> str:
         """Whose runs are made here, in a store that others may have too: machine and folder."""
-        place = f"{platform.node()} {self.repository.resolve()}"
-        return hashlib.sha256(place.encode()).hexdigest()[:16]
+        location = f"{platform.node()} {self.repository.resolve()}"
+        return hashlib.sha256(location.encode()).hexdigest()[:16]
 
     @property
     def is_server(self) -> bool:
@@ -195,8 +195,8 @@ class Store:
 
     def _is_here(self) -> bool:
         """Whether the database was made in this folder."""
-        place = self.folder / PLACE
-        return place.exists() and place.read_text() == str(self.folder)
+        record = self.folder / PLACE
+        return record.exists() and record.read_text() == str(self.folder)
 
     def _set_aside(self) -> None:
         n = 1 + len(list(self.folder.glob("mlflow.db.moved-*")))
@@ -239,5 +239,5 @@ def _line(error: BaseException) -> str:
     while error.__cause__ is not None:  # SQLAlchemy's and MLflow's own words for it are long
         error = error.__cause__
     parts = (getattr(error, "filename", None), getattr(error, "strerror", None))
-    words = ": ".join(str(part) for part in parts if part) if parts[1] else str(error)
-    return (words.strip() or type(error).__name__).splitlines()[0][:300]
+    text = ": ".join(str(part) for part in parts if part) if parts[1] else str(error)
+    return (text.strip() or type(error).__name__).splitlines()[0][:300]

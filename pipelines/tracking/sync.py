@@ -93,20 +93,22 @@ def recorded(store: Store, experiment: str) -> set[str]:
 
 
 def _complete(
-    store: Store, client: Any, experiment: str, one: Finished, earlier: Sequence[Any]
+    store: Store, client: Any, experiment: str, finished: Finished, earlier: Sequence[Any]
 ) -> str:
     """The id of the run (live or new), complete except for its model."""
-    same = [run for run in earlier if _is_of(run, one)]
+    same = [run for run in earlier if _is_of(run, finished)]
     run = max(same, key=lambda run: int(run.info.start_time), default=None)
     if run is None:
-        log = runs.start(store, experiment, one.name, one.params, one.tags, one.began)
-        log.log_rounds(one.rows)
+        log = runs.start(
+            store, experiment, finished.name, finished.params, finished.tags, finished.began
+        )
+        log.log_rounds(finished.rows)
     else:
         log = runs.Run(client, run)
-        log.tag(one.tags)
-    log.finish(one.final, one.files, run.info.end_time if run else one.ended)
+        log.tag(finished.tags)
+    log.finish(finished.final, finished.files, run.info.end_time if run else finished.ended)
     for old in earlier:
-        is_later = old.info.status == "RUNNING" and old.info.start_time > one.ended
+        is_later = old.info.status == "RUNNING" and old.info.start_time > finished.ended
         tags = old.data.tags
         is_other = "dvc_experiment" in tags or tags.get(runs.OWNER, store.owner) != store.owner
         if old.info.run_id != log.run_id and not is_later and not is_other:
@@ -114,10 +116,10 @@ def _complete(
     return log.run_id
 
 
-def _is_of(run: Any, one: Finished) -> bool:
+def _is_of(run: Any, finished: Finished) -> bool:
     """Whether a run has all rounds of the training that wrote these files."""
     tags = run.data.tags
-    is_same = "fingerprint" in one.tags and all(
-        tags.get(key) == one.tags.get(key) for key in ("fingerprint", "weights_sha256")
+    is_same = "fingerprint" in finished.tags and all(
+        tags.get(key) == finished.tags.get(key) for key in ("fingerprint", "weights_sha256")
     )
-    return run.info.status == "FINISHED" and (run.info.run_id == one.live or is_same)
+    return run.info.status == "FINISHED" and (run.info.run_id == finished.live or is_same)

@@ -24,12 +24,12 @@ def link(address: str, experiment_id: str) -> str:
     return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs?{query}"
 
 
-def colour(place: int) -> str:
+def colour(index: int) -> str:
     """The colour of the recipe at this place of params.yaml, as the report has it."""
     # Imported here: it takes a second.
     from fedml_noniid.pipelines.reporting.figures import look
 
-    return str(look(place)["color"]) if place else BASELINE_COLOUR
+    return str(look(index)["color"]) if index else BASELINE_COLOUR
 
 
 def prepare(client: Any, experiment_id: str) -> None:

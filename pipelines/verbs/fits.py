@@ -124,30 +124,34 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     train = train.model_copy(update={"precision": "float32"})  # on the CPU, which has no tf32
     scenarios = [settings.scenarios[name] for name in settings.scenario_names]
     # A robust rule needs its cohort.
-    n = min(max(one.cohort, min(CLIENTS, one.clients)) for one in scenarios)
+    n = min(max(scenario.cohort, min(CLIENTS, scenario.clients)) for scenario in scenarios)
     rows = np.arange(n) % len(data.train_y)
-    one = Samples(data.train_x[rows].to(torch.float32), data.train_y[rows])
-    x = one.x[:1].expand(len(data.test_y), *one.x.shape[1:])  # targets decide about the metrics
+    samples = Samples(data.train_x[rows].to(torch.float32), data.train_y[rows])
+    x = samples.x[:1].expand(
+        len(data.test_y), *samples.x.shape[1:]
+    )  # targets decide about the metrics
     test = Samples(x, data.test_y)
     clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [
         np.array([k]) for k in range(n)
     ]
-    public = one if settings.data.public else None
+    public = samples if settings.data.public else None
     engine = "sequential" if train.engine == "auto" else train.engine
     memory_mb = settings.machine.memory_mb
     plan = Plan(network, train, train.rounds, n, 0, engine=engine, memory_mb=memory_mb)
-    of = Federation.from_indices(
-        one, clients, test, validation=test if settings.data.validation else None, public=public
+    federation = Federation.from_indices(
+        samples, clients, test, validation=test if settings.data.validation else None, public=public
     )
     methods = settings.recipes[recipe].settings
-    simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks()).loop.kept()
+    simulate(
+        settings.composition(recipe), methods, federation, plan, train.built_callbacks()
+    ).loop.kept()
 
 
 def _prepared(workspace: Workspace, settings: Config) -> tuple[Dataset, bool]:
     """The prepared data if they are those of the settings, otherwise what stage `prepare` would
     make, or its outline; whether it is one. UserError."""
     data, lock = settings.data, workspace.root / "dvc.lock"
-    user = plan.contents(data.name, str(workspace.given(data.root)), data.options)
+    user = plan.contents(data.name, str(workspace.user_folder(data.root)), data.options)
     if lock.is_file() and workspace.dataset(data.name).is_file():
         content = plan.content(preparing(settings, user))
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -156,7 +160,7 @@ def _prepared(workspace: Workspace, settings: Config) -> tuple[Dataset, bool]:
         if any((part["path"], part["md5"]) == ("plan/prepare.json", md5) for part in made_of):
             return Dataset.read(workspace.dataset(data.name)), False
     with forbidden():
-        dataset = datasets.load(data.name, workspace.given(data.root), **data.options)
+        dataset = datasets.load(data.name, workspace.user_folder(data.root), **data.options)
     if data.embed is None:
         return dataset, False
     with located("data", "embed", source=FILE):

@@ -128,13 +128,13 @@ def kind_of(data: str, is_text: bool = False) -> str:
     raise UserError(UNKNOWN, where=("--data",), value=data, **hints)
 
 
-def columns(file: str, given: Mapping[str, Any] | None = None) -> list[str]:
+def columns(file: str, options: Mapping[str, Any] | None = None) -> list[str]:
     """The names of a table's columns. UserError if it can't be read.
 
-    `given`: keys of the section `data`, which may say how to read it.
+    `options`: of section `data`, which may say how to read it.
     """
     # Cells that are read as numbers take a fraction of the memory of text.
-    dialect = table_files.Dialect(*map((given or {}).get, table_files.Dialect._fields))
+    dialect = table_files.Dialect(*map((options or {}).get, table_files.Dialect._fields))
     path = Path(file)
     (table,) = table_files.tables_of(path.parent, path.name, None, dialect, lambda _: True)
     return [str(name) for name in table.frame.columns]
@@ -145,14 +145,16 @@ def keys_of(settings: Sequence[str]) -> dict[str, Any]:
 
     Raises UserError for text that is not YAML.
     """
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     keys: list[str] = []
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             allowed = "KEY=VALUE, such as train.rounds=50"
             raise UserError(where=("--set",), value=setting, allowed=allowed)
-        if any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}.") for one in keys):
+        if any(
+            f"{earlier}.".startswith(f"{key}.") or key.startswith(f"{earlier}.") for earlier in keys
+        ):
             raise UserError(f"--set {key} is there twice, as a whole or in part", allowed="once")
         keys.append(key)
         try:
@@ -161,8 +163,8 @@ def keys_of(settings: Sequence[str]) -> dict[str, Any]:
             raise UserError(where=(f"--set {key}",), value=text, allowed="YAML") from None
         for part in reversed(key.split(".")):
             value = {part: value}
-        found = _merged(found, value)
-    return found
+        tree = _merged(tree, value)
+    return tree
 
 
 def _merged(first: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,8 +184,8 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     UserError with a line per mistake. UndecidedError for columns of a table that need a decision.
     """
     look_in(folder)
-    given = keys_of(wanted.settings)
-    parts = {name: given.pop(name, {}) for name in ("data", "scenario", "train", "deploy")}
+    tree = keys_of(wanted.settings)
+    parts = {name: tree.pop(name, {}) for name in ("data", "scenario", "train", "deploy")}
     for name, part in parts.items():
         if not isinstance(part, Mapping):
             raise UserError(where=(name,), value=part, allowed=f"{name}.KEY=VALUE")
@@ -191,7 +193,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     own |= {"--data": "data.file"} if wanted.data.endswith(table_files.ENDINGS) else {}
     own |= {"--methods": "recipe_names"} if wanted.methods else {}
     for option, key in own.items():
-        if {key.removeprefix("data.")} & {*given, *parts["data"]}:
+        if {key.removeprefix("data.")} & {*tree, *parts["data"]}:
             raise UserError(f"{key} is there twice, by {option} and by --set", allowed="once")
     section, data = _data(folder, wanted, parts["data"])
     model = parts["train"].get("model") or _model(data)
@@ -208,14 +210,14 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
         "scenarios": {"iid": {"partition": "iid", "clients": 2}},
         "recipe_names": [name for name, _ in named],
         "recipes": dict(named),
-        "seeds": given.pop("seeds", [0, 1, 2]),
+        "seeds": tree.pop("seeds", [0, 1, 2]),
         "train": {**train, "optimizer": optimizer, "lr": lr} | parts["train"],
     }
     checked = config.checked(content, config.FILE)  # the scenario depends on these settings
     scenario = _scenario(parts["scenario"], data, checked)
     name = split_path(scenario["partition"])[1]
     content |= {"scenario_names": [name], "scenarios": {name: scenario}}
-    content = _merged(content, given)
+    content = _merged(content, tree)
     checked = config.checked(content, config.FILE)
     if wanted.deploy or parts["deploy"]:
         silos = max(2, min(3, checked.scenarios[name].clients))
@@ -267,24 +269,24 @@ def make(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def _data(
-    folder: Path, wanted: StudyOptions, given: Mapping[str, Any]
+    folder: Path, wanted: StudyOptions, keys: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Dataset | None]:
     """(the section `data` without its held-out parts, the data; None if they are to be downloaded).
 
-    `given`: keys of the section.
+    `keys`: of the section, as asked for.
     """
     name = kind_of(wanted.data, "text" in wanted.columns)
     section: dict[str, Any] = {"name": name, "root": "." if ":" in name else PREPARED}
     if name != wanted.data:
-        place = Path(wanted.data).resolve()
+        source = Path(wanted.data).resolve()
         if name in ("table", "text"):
-            section["file"], place = place.name, place.parent
-        inside = place.is_relative_to(folder.resolve())
-        section["root"] = os.path.relpath(place, folder.resolve()) if inside else str(place)
+            section["file"], source = source.name, source.parent
+        inside = source.is_relative_to(folder.resolve())
+        section["root"] = os.path.relpath(source, folder.resolve()) if inside else str(source)
     section |= wanted.columns
     if "," in (targets := wanted.columns.get("target", "")):
         section["target"] = targets.split(",")
-    asked = section | dict(given)
+    asked = section | dict(keys)
     if "file" in section and not {"label", "target"} & asked.keys():
         allowed = (
             f"a column of {wanted.data}: {', '.join(columns(wanted.data, asked))}; or --target"
@@ -318,16 +320,16 @@ def _model(data: Dataset | None) -> str:
 def _public(entries: Sequence[str], data: Dataset | None) -> int:
     """The samples of the public split: none, unless a method needs them."""
     methods = [method for entry in entries for method in registry.parse(entry)]
-    needs = any(registry.method(one)().needs.public >= Public.UNLABELLED for one in methods)
+    needs = any(registry.method(name)().needs.public >= Public.UNLABELLED for name in methods)
     most = 100 if data is None else max(1, min(100, len(data.train_y) // 10))
     return most if needs else 0
 
 
-def _scenario(given: Mapping[str, Any], data: Dataset | None, checked: Config) -> dict[str, Any]:
+def _scenario(options: Mapping[str, Any], data: Dataset | None, checked: Config) -> dict[str, Any]:
     """How the data are divided: by owner, if they are known."""
     owners = None if data is None else data.train_owner
-    usual = "dirichlet" if owners is None or "alpha" in given else "natural"
-    name = given.get("partition", usual)
+    usual = "dirichlet" if owners is None or "alpha" in options else "natural"
+    name = options.get("partition", usual)
     if not names_code(name):
         known("partition", name, partitions.PARTITIONS)
     clients = 20 if data is None else max(2, min(20, len(data.train_y) // 50))
@@ -336,7 +338,7 @@ def _scenario(given: Mapping[str, Any], data: Dataset | None, checked: Config) -
         train = [hold_out(*held_out, seed).train for seed in checked.seeds]
         clients = min(MAX_OWNERS, *(len(np.unique(owners.numpy()[rows])) for rows in train))
     scenario = {"partition": name, "clients": clients, "participation": 1.0}
-    return scenario | ({"alpha": 0.5} if name == "dirichlet" else {}) | dict(given)
+    return scenario | ({"alpha": 0.5} if name == "dirichlet" else {}) | dict(options)
 
 
 def _written(content: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ BESIDE = (
 )
 
 
-def told(recipe: str, config: Path | None, secure_sums: int | None) -> dict[str, Any]:
+def message_schema(recipe: str, config: Path | None, secure_sums: int | None) -> dict[str, Any]:
     """The messages of a recipe, see `governance.disclosure`; `config`: a deployment with whose
     model, silos and settings they are made. Raises UserError, also if it can't be deployed.
 
@@ -46,26 +46,26 @@ def told(recipe: str, config: Path | None, secure_sums: int | None) -> dict[str,
     from fedml_noniid.governance import disclosure
 
     if config is None:
-        where = "noniid methods show"
+        source = "noniid methods show"
         content, shard = _example(recipe, max(SILOS, secure_sums or 0))
     else:
-        where, given = str(config), settings.read(config)
-        shard = shards.read(given.shard(0), 0, given.silos)
-        content = given.model_dump(by_alias=True)
+        source, deployment = str(config), settings.read(config)
+        shard = shards.read(deployment.shard(0), 0, deployment.silos)
+        content = deployment.model_dump(by_alias=True)
     train, methods = content["train_args"], registry.parse(recipe)
-    mine = {name: of for name, of in train.get("settings", {}).items() if name in methods}
+    mine = {name: values for name, values in train.get("settings", {}).items() if name in methods}
     train |= {"recipe": recipe, "settings": mine}
     train |= {} if secure_sums is None else {"secure_sums": secure_sums}
-    least = settings.check(content, where).train_args.secure_sums
+    least = settings.check(content, source).train_args.secure_sums
     # A recipe that reads more than sums is shown without them.
     train["secure_sums"] = 0
-    deployment, shape = settings.check(content, where), tuple(shard.parts["test"].x.shape[1:])
+    deployment, shape = settings.check(content, source), tuple(shard.parts["test"].x.shape[1:])
     network = deployment.network(shape, shard.n_classes, shard.embedding)
     torch.set_num_threads(deployment.device_args.threads)
     terms = settings.terms(deployment, recipe, network, shard.parts.get("public"))
     if not disclosure.refused(terms):
         terms = replace(terms, secure_sums=least)
-    return {"model": network.name} | disclosure.told(terms, shard)
+    return {"model": network.name} | disclosure.describe(terms, shard)
 
 
 def _example(recipe: str, silos: int) -> tuple[dict[str, Any], Shard]:
@@ -89,51 +89,51 @@ def shown(recipe: str, config: Path | None, secure_sums: int | None) -> str:
     except UserError as error:  # the rest of what is shown needs no such package
         return f"Messages of a deployment: {error}\n"
     try:
-        of = told(recipe, config, secure_sums)
+        schema = message_schema(recipe, config, secure_sums)
     except RecipeError as error:
         return "\n".join([*_wrapped(f"No deployment: {error}", 0), ""])
-    return "\n".join([*_lines(of), ""])
+    return "\n".join([*_lines(schema), ""])
 
 
-def _lines(of: Mapping[str, Any]) -> Iterator[str]:
-    least, refused = of["secure_sums"], of["secure_sums_refused"]
+def _lines(schema: Mapping[str, Any]) -> Iterator[str]:
+    least, refused = schema["secure_sums"], schema["secure_sums_refused"]
     sums = f"with sums over {least} silos or more" if least else "without secure sums"
-    yield f"Messages of one silo, {sums}. Shapes: of {of['model']}, {of['silos']} silos."
+    yield f"Messages of one silo, {sums}. Shapes: of {schema['model']}, {schema['silos']} silos."
     if refused:
         yield from _wrapped(f"Secure sums are refused: {refused}", 2)
     when = ""
-    for exchange in of["exchanges"]:
+    for exchange in schema["exchanges"]:
         if when != exchange["when"]:
             when = exchange["when"]
             yield from ("", f"{when[0].upper()}{when[1:]}")
         for turn in exchange["turns"]:
-            yield f"  {turn['job']}: {exchange['asked']} of {of['silos']} silos"
+            yield f"  {turn['job']}: {exchange['asked']} of {schema['silos']} silos"
             yield from _tensors("the server sends", turn["down"])
             yield from _tensors("the silo sends", turn["up"])
         if exchange["added"]:
             yield from _tensors("the server sees only the sum over silos of", exchange["added"])
     yield from ("", "At the silo stay its samples, its trained model, and from round to round:")
-    yield from _trees(of["stays"], 2) if of["stays"] else ("  nothing",)
+    yield from _trees(schema["stays"], 2) if schema["stays"] else ("  nothing",)
     yield from ("", "Heads, before the tensors, and entries of tensors in their table")
-    for kind, head in of["heads"].items():
+    for kind, head in schema["heads"].items():
         yield from _wrapped(f"{kind} ({', '.join(head['keys'])}): {head['what']}", 2)
     yield from ("", *_wrapped(BESIDE, 0))
 
 
-def _tensors(words: str, of: Mapping[str, Any]) -> Iterator[str]:
+def _tensors(heading: str, tensors: Mapping[str, Any]) -> Iterator[str]:
     """A heading with the size, and the tensors."""
-    sizes = [one["bytes"] for one in of.values()]
+    sizes = [tensor["bytes"] for tensor in tensors.values()]
     size = "8 L bytes" if None in sizes else f"{sum(sizes):,} bytes"
-    yield f"    {words} {size if of else 'nothing'}"
-    yield from _trees(of, 6)
+    yield f"    {heading} {size if tensors else 'nothing'}"
+    yield from _trees(tensors, 6)
 
 
-def _trees(of: Mapping[str, Any], indent: int) -> Iterator[str]:
+def _trees(tensors: Mapping[str, Any], indent: int) -> Iterator[str]:
     """Tensors by tree: those that are one thing stand together, the first few of them by name."""
     trees: dict[tuple[str, str], list[str]] = {}
-    for key, one in of.items():
+    for key, tensor in tensors.items():
         parent, _, name = key.rpartition("/")
-        trees.setdefault((parent, one["what"]), []).append(f"{name} {one['form']}")
+        trees.setdefault((parent, tensor["what"]), []).append(f"{name} {tensor['form']}")
     for (parent, what), named in trees.items():
         path = f"{parent}/" if parent else ""
         if len(named) == 1:
@@ -142,12 +142,12 @@ def _trees(of: Mapping[str, Any], indent: int) -> Iterator[str]:
         more = f" and {len(named) - MOST} more" if len(named) > MOST else ""
         yield from _wrapped(f"{path}*: {what}", indent)
         # A name and its shape stay on one line.
-        listed = ", ".join(one.replace(" ", GLUE) for one in named[:MOST])
+        listed = ", ".join(line.replace(" ", GLUE) for line in named[:MOST])
         lines = _wrapped(f"{listed}{more}", indent + 2)
         yield from (line.replace(GLUE, " ") for line in lines)
 
 
-def _wrapped(words: str, indent: int) -> list[str]:
+def _wrapped(text: str, indent: int) -> list[str]:
     """Lines of a paragraph."""
     first, rest = " " * indent, " " * (indent + 2)
-    return textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=rest)
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest)

@@ -32,13 +32,13 @@ def write(name: str, folder: Path | None) -> list[Path]:
     nothing is written.
     """
     package = _package(name)
-    place = Path(package) if folder is None else folder
+    target = Path(package) if folder is None else folder
     templates = jinja2.Environment(keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     texts = {}
     for file, template in FILES.items():
         text = (TEMPLATES / template).read_text()
         made = templates.from_string(text).render(name=name, package=package)
-        texts[place / file.format(package=package)] = made
+        texts[target / file.format(package=package)] = made
     for path in texts:
         if path.exists() or path.is_symlink():
             raise UserError(f"{path}: exists, and is not replaced; choose another folder with --to")
@@ -48,7 +48,7 @@ def write(name: str, folder: Path | None) -> list[Path]:
             write_whole(path, text)
     except OSError as error:
         raise UserError(
-            f"{place}: can't be written ({error.strerror or error}); choose another with --to"
+            f"{target}: can't be written ({error.strerror or error}); choose another with --to"
         ) from None
     return [*texts]
 

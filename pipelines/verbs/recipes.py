@@ -31,8 +31,8 @@ READS = {
 
 def source(kind: type[Component]) -> str:
     """Authors, title, year and address: the first paragraph of the method's file."""
-    words = inspect.getdoc(sys.modules[kind.__module__]) or ""
-    return " ".join(words.partition("\n\n")[0].split())
+    text = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 def defaults(method: str) -> str:
@@ -61,7 +61,7 @@ def replies(method: str) -> Replies:
     return registry.method(method)().needs.replies
 
 
-def one(recipe: str, with_source: bool = False) -> str:
+def description(recipe: str, with_source: bool = False) -> str:
     """What `noniid methods show` says of a recipe, of one method in full.
 
     A dotted path is found in the present folder too. RecipeError with the reason if the recipe
@@ -79,8 +79,8 @@ def one(recipe: str, with_source: bool = False) -> str:
 def shown(method: str) -> list[str]:
     """One method in full: its paper and its hyper-parameters."""
     kind = registry.method(method)
-    words = inspect.getdoc(sys.modules[kind.__module__]) or ""
-    lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
+    text = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", text, "", "Hyper-parameters:"]
     lines += [f"  {key} = {text}" for key, text in _values(method).items()]
     return [*lines, "", _reads(replies(method))]
 
@@ -98,7 +98,7 @@ def checked(recipe: str) -> list[str]:
         for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last"))
         if n
     ]
-    lines.append(f"  exchanges: {asks.round} per round" + "".join(f", {words}" for words in extra))
+    lines.append(f"  exchanges: {asks.round} per round" + "".join(f", {text}" for text in extra))
     lines.append(f"  {_reads(needs.replies)}")
     if needs.public in (Public.LABELLED, Public.UNLABELLED):
         lines.append(f"  needs the public split: {needs.public.name.lower()} samples")
@@ -126,10 +126,10 @@ def _entry(name: str, *paragraphs: str) -> str:
 
 def _values(method: str) -> dict[str, str]:
     """Each hyper-parameter's default, followed by the other words that are allowed."""
-    words = registry.words(method)
+    choices = registry.words(method)
     return {
         key: " | ".join(
-            [_plain(value), *(_plain(word) for word in words.get(key, ()) if word != value)]
+            [_plain(value), *(_plain(choice) for choice in choices.get(key, ()) if choice != value)]
         )
         for key, value in registry.hyper_parameters(method).items()
     }

@@ -94,7 +94,7 @@ def described(scenario: config.Scenario) -> str:
     options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
     partition = scenario.partition + (f" ({options})" if options else "")
     others = (scenario.availability, scenario.attack)
-    about = [other.words for other in others if other is not None]
+    about = [other.description for other in others if other is not None]
     about += [] if scenario.devices is None else [scenario.clock]
     return ", ".join([partition, *_skews(scenario), *about])
 
@@ -104,7 +104,7 @@ def _skews(scenario: config.Scenario) -> list[str]:
     noise = scenario.noise
     noisy = [] if noise is None else [f"noise {noise.form} {noise.sigma:g}"]
     others = (scenario.label_noise, scenario.rotation, scenario.drift)
-    return noisy + [other.words for other in others if other is not None]
+    return noisy + [other.description for other in others if other is not None]
 
 
 def markdown(frame: pd.DataFrame, missing: Sequence[str]) -> str:
@@ -122,14 +122,14 @@ def markdown(frame: pd.DataFrame, missing: Sequence[str]) -> str:
     return "\n\n".join([cells, *notes]) + "\n"
 
 
-def in_words(found: pd.DataFrame, settings: config.Config) -> list[str]:
+def in_words(table: pd.DataFrame, settings: config.Config) -> list[str]:
     """One sentence for each scenario: that its clients are alike, or what is uneven and how much.
 
     The statistics are means over the seeds.
     """
     return [
         _sentence(name, settings.scenarios[name], rows.mean(numeric_only=True))
-        for name, rows in found.groupby("scenario", sort=False)
+        for name, rows in table.groupby("scenario", sort=False)
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
-from fedml_noniid.cli.verb import Root, one_of, verb, workspace
+from fedml_noniid.cli.verb import Root, enter_workspace, one_of, verb
 from fedml_noniid.core.errors import UserError
 from research.studies import PAPERS
 
@@ -72,8 +72,8 @@ def claims(
     from the last checkpoint.
     """
     train_on(cluster, kit)
-    place = workspace(root)
-    to = place.root / "docs" / "results"
+    workspace = enter_workspace(root)
+    to = workspace.root / "docs" / "results"
     if write and size == "smoke":
         raise UserError(
             "--write with --size smoke is refused, as its verdicts prove nothing; allowed: "
@@ -83,7 +83,7 @@ def claims(
         raise UserError(f"--write: there is no folder {to}; allowed: in a checkout")
     from research import verbs
 
-    page = verbs.claims(place, size, paper, claim, run, missing)
+    page = verbs.claims(workspace, size, paper, claim, run, missing)
     typer.echo(f"page: {page}")
     if write:
         for file in sorted(page.parent.glob("claims*")):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
-from fedml_noniid.cli.verb import Root, group, one_of, verb, workspace
+from fedml_noniid.cli.verb import Root, enter_workspace, group, one_of, verb
 from research.studies import PAPERS, SIZES
 
 Size = Annotated[
@@ -63,10 +63,10 @@ def add(app: typer.Typer) -> None:
 
 def show(root: Root = Path()) -> None:
     """List every table and figure with its ID."""
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from research import verbs
 
-    for paper, target in verbs.targets(place.root):
+    for paper, target in verbs.targets(workspace.root):
         typer.echo(f"{target.id:<12} {paper:<24} {target.title}")
 
 
@@ -84,12 +84,12 @@ def run(
     setting.
     """
     train_on(cluster, kit)
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from research import verbs
 
-    typer.echo(verbs.estimated(place, paper, size))
+    typer.echo(verbs.estimated(workspace, paper, size))
     if not dry_run:
-        typer.echo(f"report: {verbs.run(place, paper, size) / 'report.html'}")
+        typer.echo(f"report: {verbs.run(workspace, paper, size) / 'report.html'}")
 
 
 def build(
@@ -111,11 +111,11 @@ def build(
     The studies that it needs are run first.
     """
     train_on(cluster, kit)
-    place = workspace(root)
+    workspace = enter_workspace(root)
     from research import verbs
     from research.targets import paper_of
 
-    typer.echo(verbs.estimated(place, paper_of(name, place.root), size, name))
+    typer.echo(verbs.estimated(workspace, paper_of(name, workspace.root), size, name))
     if not dry_run:
-        page = verbs.build(place, name, size)
+        page = verbs.build(workspace, name, size)
         typer.echo(f"\n{page.read_text()}\npage: {page}")

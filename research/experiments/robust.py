@@ -82,14 +82,14 @@ def markdown(means: pd.DataFrame, skew: str, rules: list[str], attacks: list[str
     for rule in rules:
         line = [rule]
         for attack in attacks:
-            (one,) = means.query(
+            (mean,) = means.query(
                 "skew == @skew and attack == @attack and rule == @rule"
             ).itertuples()
-            half = 100 * (one.vs_fedavg_high - one.vs_fedavg)
-            gain = f" ({100 * one.vs_fedavg:+.1f} ± {half:.1f})" if rule != "fedavg" else ""
-            line.append(f"{100 * one.accuracy:.1f}{gain}")
+            half = 100 * (mean.vs_fedavg_high - mean.vs_fedavg)
+            gain = f" ({100 * mean.vs_fedavg:+.1f} ± {half:.1f})" if rule != "fedavg" else ""
+            line.append(f"{100 * mean.accuracy:.1f}{gain}")
             if attack == "backdoor":
-                line.append(f"{100 * one.backdoor_rate:.0f}")
+                line.append(f"{100 * mean.backdoor_rate:.0f}")
         lines.append(line)
     at = attacks.index("backdoor") + 1
     head = ["rule", *attacks[:at], "its rate", *attacks[at:]]

@@ -52,8 +52,8 @@ Says = Callable[[Mapping[str, Any], Panels], Iterable[str]]
 
 def ends(spec: Mapping[str, Any], lines: Panels) -> Iterable[str]:
     """For each panel, the line that ends highest and the line that ends lowest."""
-    for title, of in lines.items():
-        last = {name: float(one.mean[-1]) for name, one in of.items()}
+    for title, by_name in lines.items():
+        last = {name: float(curve.mean[-1]) for name, curve in by_name.items()}
         if len(last) > 1:
             (high, low), decimals = extremes(last), int(spec.get("decimals", 2))
             yield (
@@ -69,55 +69,56 @@ def curves(target: Target, measured: Measured, sentences: Sequence[Says] = (ends
     """
     spec = target.spec
     methods = {
-        str(name): of if isinstance(of, Mapping) else {"recipe": of}
-        for name, of in spec["lines"].items()
+        str(name): method if isinstance(method, Mapping) else {"recipe": method}
+        for name, method in spec["lines"].items()
     }
     drawn: dict[str, dict[str, Line]] = {str(panel["title"]): {} for panel in spec["panels"]}
     missing: list[str] = []
     for title, panel in zip(drawn, spec["panels"], strict=True):
-        for name, of in methods.items():
-            where = address(target.id, title, panel, of)
-            runs = measured.found(where, f"{title}, {name}", missing)
-            rounds, values = series(runs, str(where.get("column", "test_accuracy")))
+        for name, method in methods.items():
+            source = address(target.id, title, panel, method)
+            runs = measured.finished(source, f"{title}, {name}", missing)
+            rounds, values = series(runs, str(source.get("column", "test_accuracy")))
             if rounds:
                 values, seeds = float(spec.get("scale", 1)) * values, [run.seed for run in runs]
                 drawn[title][name] = Line(
-                    rounds, values, seeds, measured.mark(where), measured.group(where).is_compared
+                    rounds, values, seeds, measured.mark(source), measured.group(source).is_compared
                 )
             elif runs:
                 missing.append(f"{title}, {name}")
     if not any(drawn.values()):
         return nothing(missing)
     rows = [
-        [title, name, t, seed, value, one.mark.strip(" ;")]
+        [title, name, t, seed, value, curve.mark.strip(" ;")]
         for title, lines in drawn.items()
-        for name, one in lines.items()
-        for seed, row in enumerate(one.values.tolist())
-        for t, value in zip(one.rounds, row, strict=True)
+        for name, curve in lines.items()
+        for seed, row in enumerate(curve.values.tolist())
+        for t, value in zip(curve.rounds, row, strict=True)
     ]
     header = ["panel", "line", "round", "seed_index", "value", "mark"]
     picture = _picture(
         spec, list(methods), {title: lines for title, lines in drawn.items() if lines}
     )
     compared = {
-        title: {name: one for name, one in of.items() if one.is_compared}
-        for title, of in drawn.items()
+        title: {name: curve for name, curve in by_name.items() if curve.is_compared}
+        for title, by_name in drawn.items()
     }
-    words = tuple(sentence for of in sentences for sentence in of(spec, compared))
-    return Built((), {"png": picture, "csv": as_csv(header, rows)}, words, tuple(missing))
+    texts = tuple(sentence for sentence_of in sentences for sentence in sentence_of(spec, compared))
+    return Built((), {"png": picture, "csv": as_csv(header, rows)}, texts, tuple(missing))
 
 
 def _picture(spec: Mapping[str, Any], names: Sequence[str], drawn: Panels) -> bytes:
     """All panels share one legend. There a line has its marks from all panels."""
     labels = {
-        n: n + "".join(dict.fromkeys(of[n].mark for of in drawn.values() if n in of)) for n in names
+        n: n + "".join(dict.fromkeys(by_name[n].mark for by_name in drawn.values() if n in by_name))
+        for n in names
     }
     looks = _looks(spec, names)
     y = str(spec.get("y", "test accuracy, %"))
     figure, grid = panels(list(drawn), int(spec.get("across", 4)), "round", y)
     for axes, lines in zip(grid, drawn.values(), strict=True):
-        for name, one in lines.items():
-            line(axes, one.rounds, one.values, labels[name], looks[name])
+        for name, curve in lines.items():
+            line(axes, curve.rounds, curve.values, labels[name], looks[name])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return png(figure, together=2 if spec.get("dashed") else 1)
 
@@ -126,8 +127,8 @@ def _looks(spec: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str,
     """The colour and dashes of each line."""
     baseline, dashed = spec.get("baseline", "FedAvg"), dict(spec.get("dashed", {}))
     full = {
-        name: look(place, name == baseline)
-        for place, name in enumerate(n for n in names if n not in dashed)
+        name: look(index, name == baseline)
+        for index, name in enumerate(n for n in names if n not in dashed)
     }
     if dashed:
         full = {name: style | {"linestyle": "solid"} for name, style in full.items()}

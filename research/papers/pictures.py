@@ -40,11 +40,11 @@ def panels(
     grid = list(figure.subplots(down, across, squeeze=False).flatten())
     for axes in grid[len(titles) :]:
         axes.set_visible(False)
-    for place, (axes, title) in enumerate(zip(grid, titles, strict=False)):
+    for index, (axes, title) in enumerate(zip(grid, titles, strict=False)):
         style(axes)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel(x)
-        axes.set_ylabel("" if place % across else y)
+        axes.set_ylabel("" if index % across else y)
     return figure, grid[: len(titles)]
 
 
@@ -68,8 +68,8 @@ def bars(
 ) -> Mapping[str, Values]:
     """Draws one bar per name and group, none for None. Returns the bars' positions by name."""
     width, places = 0.8 / len(heights), {}
-    for place, (name, values) in enumerate(heights.items()):
-        places[name] = np.arange(len(groups)) + (place - (len(heights) - 1) / 2) * width
+    for index, (name, values) in enumerate(heights.items()):
+        places[name] = np.arange(len(groups)) + (index - (len(heights) - 1) / 2) * width
         mean, std = np.array(
             [(value.mean, value.std or 0) if value else (np.nan, 0) for value in values]
         ).T
@@ -79,7 +79,7 @@ def bars(
             mean,
             0.95 * width,
             yerr=error,
-            color=colours[place],
+            color=colours[index],
             label=name,
             capsize=3,
         )

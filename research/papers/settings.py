@@ -31,7 +31,8 @@ def settings(target: Target, measured: Measured) -> Built:
     }
     lines = [["", *columns], *([r, *(_text(*cells[r, c]) for c in columns)] for r in rows)]
     content = as_csv(
-        ["row", "column", "ours", "reported"], [[*place, *pair] for place, pair in cells.items()]
+        ["row", "column", "ours", "reported"],
+        [[*position, *pair] for position, pair in cells.items()],
     )
     other = [
         f"{r}, {c}"
@@ -39,8 +40,8 @@ def settings(target: Target, measured: Measured) -> Built:
         if reported not in ("", NONE, ours)
     ]
     ending = f"; not: {'; '.join(other)}." if other else "."
-    words = f"{len(cells) - len(other)} of {len(cells)} settings are the paper's{ending}"
-    return Built(lines, {"csv": content}, (words,))
+    text = f"{len(cells) - len(other)} of {len(cells)} settings are the paper's{ending}"
+    return Built(lines, {"csv": content}, (text,))
 
 
 def _ours(target: Target, measured: Measured, address: Mapping[str, Any]) -> str:

@@ -183,7 +183,7 @@ def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
             ]
             for rank, process in processes.running.items()
         }
-        assert listening == {SERVER: [comm.place[1]], 1: [], 2: []}
+        assert listening == {SERVER: [comm.address[1]], 1: [], 2: []}
         processes.start(3)
         assert ended(processes) == [0] * 4
         assert processes.digest() == simulated(terms)

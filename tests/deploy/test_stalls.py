@@ -56,7 +56,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_connections_without_tls_keep_no_silo_out(idle: Idle, monkeypatch: pytest.MonkeyPatch):
     """They are open, and say nothing or no TLS."""
     monkeypatch.setattr(silo_server, "HEAD_S", LONG)
-    lines = [socket.create_connection(idle.comm.place) for _ in range(50)]
+    lines = [socket.create_connection(idle.comm.address) for _ in range(50)]
     for line in lines[::2]:
         line.sendall(b"GET / HTTP/1.1\r\n\r\n")
     with idle.line(1) as good:

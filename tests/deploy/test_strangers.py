@@ -50,7 +50,7 @@ def test_silent_connections_do_not_end_the_server(tmp_path: Path):
     terms = world.deployment("fedavg", rounds=30)
     with running(terms, tmp_path, poor) as processes:
         server = psutil.Process(processes.running[SERVER].pid)
-        with silent(processes.deployment.comm_args.place, CONNECTIONS):
+        with silent(processes.deployment.comm_args.address, CONNECTIONS):
             until(lambda: server.num_fds() > LIMIT / 2, "the server to take them")
             used = server.num_fds()
             codes = ended(processes, SERVER)

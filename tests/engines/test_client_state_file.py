@@ -119,7 +119,7 @@ def test_untouched_clients_take_no_space_and_a_checkpoint_33_bytes_each(tmp_path
     sizes = []
     for n in (10, 1000):
         path = tmp_path / f"{n}.safetensors"
-        made("scaffold", path, of=federation.federation(sizes=(2,) * n), rounds=3).run()
+        made("scaffold", path, data=federation.federation(sizes=(2,) * n), rounds=3).run()
         sizes.append(path.stat().st_size)
         assert path.with_suffix(".memory").stat().st_blocks * 512 <= 6 * 2 * 4096
     assert np.isclose(sizes[1] - sizes[0], 33 * 990, rtol=0, atol=100)

@@ -33,7 +33,7 @@ def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: A
     return federation.simulation(
         recipe,
         settings,
-        of=of,
+        data=of,
         model=build("cnn", (1, 6, 6), 3, {"channels": 2, "hidden": 4}),
         workers=workers,
         **options,

@@ -248,7 +248,7 @@ def test_what_is_told_is_what_goes_over_the_wire(
         with pytest.raises(UserError, match=re.escape(refused)):
             started(ENTRIES[name], least, kits, tmp_path)
         return
-    told = disclosure.told(replace(terms, secure_sums=least), silos.shards_of()[0])
+    told = disclosure.describe(replace(terms, secure_sums=least), silos.shards_of()[0])
     compare(told, ran(started(ENTRIES[name], least, kits, tmp_path), recorded), silos.ROUNDS)
     hooks = {inspect.getdoc(getattr(Component, hook)) for hook in HOOKS}
     for words in described(told):
@@ -288,7 +288,7 @@ def test_a_tensor_that_was_not_told_is_found(
 ) -> None:
     monkeypatch.setitem(registry.METHODS, "scaffold", Curious)
     entry = ("scaffold", {})
-    told = disclosure.told(silos.terms(*entry, batch_norm=True), silos.shards_of()[0])
+    told = disclosure.describe(silos.terms(*entry, batch_norm=True), silos.shards_of()[0])
     monkeypatch.setattr(Curious, "more", True)
     found = ran(started(entry, 0, kits, tmp_path), recorded)
     with pytest.raises(AssertionError, match="upload/scaffold/labels"):
@@ -317,7 +317,7 @@ def test_what_stays() -> None:
         ),
         ("fedavg", set()),
     ):
-        told = disclosure.told(silos.terms(recipe, {}, batch_norm=True), shard)
+        told = disclosure.describe(silos.terms(recipe, {}, batch_norm=True), shard)
         assert told["stays"].keys() == kept
         leaves = {key for one in told["exchanges"] for turn in one["turns"] for key in turn["up"]}
         assert {key for key in leaves if "bn1" in key} == (

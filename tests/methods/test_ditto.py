@@ -50,7 +50,7 @@ def test_running_statistics_are_those_of_its_own_passes(engine: str) -> None:
     of = federation.federation(torch.float64, sizes=(8,))
     settings = {"ditto": {"lam": 0.0}}
     ran = federation.run(
-        "ditto", settings, of=of, cohort=1, engine=engine, dtype=torch.float64, batch_norm=True
+        "ditto", settings, data=of, cohort=1, engine=engine, dtype=torch.float64, batch_norm=True
     )
     for part, tree in (("params", ran.params), ("buffers", ran.buffers)):
         for name, leaf in tree.items():

@@ -211,7 +211,7 @@ def test_a_recipe_with_more_numbers_gets_no_more_points() -> None:
     """Both numbers of `pull` and the one of the others are best at an edge: two points each."""
     grid = {"train": {"lr": [0.1, 0.3]}, "fedprox": {"mu": [0.1, 1.0]}}
     result = searched(lambda lr, mu: 1 / lr + 1 / mu, grid=grid)
-    assert {(point.recipe, point.words) for point in result.extended} == {
+    assert {(point.recipe, point.description) for point in result.extended} == {
         *((name, f"lr {lr}") for name in ("plain", "scaffold") for lr in (0.9, 2.7)),
         ("pull", "lr 0.9, fedprox.mu 1.0"),
         ("pull", "lr 0.3, fedprox.mu 10.0"),
@@ -223,7 +223,7 @@ def test_only_values_that_a_recipe_takes_extend_its_grid() -> None:
     grid = {"train": {"momentum": [0.0, 0.9]}, "fedprox": {"mu": [0.0, 0.1, 1.0]}}
     result = searched(lambda momentum, mu: 1 - momentum + mu, grid=grid, recipes=["pull"])
     assert not result.extended
-    assert result.ranked("pull")[0].point.words == "momentum 0.9, fedprox.mu 0.0"
+    assert result.ranked("pull")[0].point.description == "momentum 0.9, fedprox.mu 0.0"
     assert result.notes(["pull"], "accuracy", 144) == [
         "pull: momentum 0.9 is the largest that was tried; a wider `grid` may find better ones.",
         "pull: fedprox.mu 0.0 is the smallest that was tried; a wider `grid` may find better ones.",

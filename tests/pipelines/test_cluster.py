@@ -228,14 +228,14 @@ def test_a_worker_with_other_traits_is_named_once_and_gets_no_item(
     client = SimpleNamespace(scheduler_info=lambda: info)
     workers = front.FitWorkers(client, wanted)
     with caplog.at_level(logging.WARNING):
-        assert workers.found() == workers.found() == {"tcp://a": "a"}
+        assert workers.addresses() == workers.found() == {"tcp://a": "a"}
     assert caplog.messages == ["worker b gets no item: it has threads 2 (here 1)"]
     del info["workers"]["tcp://a"]
     with pytest.raises(UserError, match=r"^worker b gets no item: it has threads 2 \(here 1\)$"):
-        front.FitWorkers(client, wanted).found()
+        front.FitWorkers(client, wanted).addresses()
     info.clear()
     with pytest.raises(UserError, match="has ended, or can't be reached any more; the same"):
-        workers.found()
+        workers.addresses()
 
 
 def test_each_trait_decides() -> None:

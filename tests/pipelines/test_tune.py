@@ -91,7 +91,7 @@ def test_the_points_of_whole_grids(tmp_path: Path) -> None:
     found = points(settings(tmp_path, trials=None))
     assert values(found["fedavg"]) == [(0.001, None), (0.2, None)]
     assert values(found["pull"]) == [(lr, mu) for lr in (0.001, 0.2) for mu in (0, 0.1, 1)]
-    assert [point.words for point in found["pull"]][1] == "lr 0.001, fedprox.mu 0.1"
+    assert [point.description for point in found["pull"]][1] == "lr 0.001, fedprox.mu 0.1"
 
 
 @pytest.mark.parametrize("seed", [100, 101, 102])

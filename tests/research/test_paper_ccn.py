@@ -48,7 +48,7 @@ def test_similarity(tmp_path: Path) -> None:
     )  # alone
     built = similarity(tmp_path)
     assert is_picture(built) and built.missing == ()
-    client, others, weight = built.words
+    client, others, weight = built.sentences
     assert (
         "with FedAvg and 0.7500 normalised: +0.15000, 95 % interval -0.48531 to +0.78531 over"
         in client
@@ -74,7 +74,7 @@ def test_similarity_on_one_seed_and_with_parts_missing(tmp_path: Path) -> None:
     assert similarity(tmp_path).missing == ("a seed that both have",)
     run(tmp_path, "near", "b", 0, [0.1], recorded=cosines([0.9, 0.9, 0.25]))
     built = similarity(tmp_path)
-    assert "normalised: -0.25000 on one seed: no evidence either way" in built.words[0]
+    assert "normalised: -0.25000 on one seed: no evidence either way" in built.sentences[0]
 
 
 CONVERGENCE = {
@@ -106,7 +106,7 @@ def test_convergence(tmp_path: Path) -> None:
     run(tmp_path, "near", "d", 0, [0.51] * 8)
     built = by_hand.built(tmp_path, "convergence", CONVERGENCE)
     assert is_picture(built)
-    assert built.words == (
+    assert built.sentences == (
         "Left: the normalised line is above the original in 10 of 16 rounds of 2 schemes; on "
         "average by +2.00 points "
         "in the first quarter of the rounds and by -0.50 in the last; after the last round it "

@@ -109,7 +109,7 @@ def test_gains_at_learning_rates_with_their_intervals(tmp_path: Path) -> None:
             "+1.00 ± 2.83",
         ],  # 53, 39, 70: sqrt((1 + 225 + 256) / 2)
     ]
-    assert built.words == (
+    assert built.sentences == (
         (
             "At 0.01 FedNLR less FedAvg is +2.00 points, 95 % interval -10.71 to +14.71 over 2 "
             "seeds: undecided."
@@ -133,7 +133,7 @@ def test_a_method_that_diverges_on_one_seed_is_not_compared_by_the_others(tmp_pa
     diverged(root, "near-b-0", study="fast")
     built = made(root, "learning_rates", RATES)
     assert built.table[2] == ["0.1", "45.00 ± 7.07", "90.00; 1 of 2 seeds diverges", "-"]
-    assert built.words == () and built.missing == ("0.01, FedAvg", "0.01, FedNLR")
+    assert built.sentences == () and built.missing == ("0.01, FedAvg", "0.01, FedNLR")
     assert {r["method"] for r in rows(built)} == {"FedAvg"}
 
 
@@ -164,7 +164,7 @@ def test_gains_by_setting_of_mu(tmp_path: Path) -> None:
         ["R", "99.00; 1 of 2 seeds diverges", "-"],
         ["S", "not run at this size", "-"],
     ]
-    assert built.words == (
+    assert built.sentences == (
         f"1 of 2 settings have a higher mean than FedAvg{CONFIRMED.format(2)}.",
         "The highest is P (+3.00 ± 1.41), the lowest Q (-1.00 ± 0.00).",
     )
@@ -207,7 +207,7 @@ def test_accuracy_by_scaled_layer(tmp_path: Path) -> None:
         ["conv2", "56.00 ± 1.41", "52.00 ± 1.41"],
         ["fc1", "50.00 ± 1.41", "not run at this size"],
     ]
-    assert built.words == (
+    assert built.sentences == (
         "3 of 5 points are above FedAvg (50.00 %).",
         "Above it: mu 1.5 in 2 of 3 layers, mu 2 in 1 of 2 layers.",
         (
@@ -250,7 +250,7 @@ def test_temperatures_by_layer(tmp_path: Path) -> None:
         ["A", "conv2", "1.250", "6", "5", "9", "2.83"],
         ["A", "fc1", "1.250", "1", "1", "1", "0"],
     ]
-    assert built.words == (
+    assert built.sentences == (
         (
             "A: the highest temperature is that of conv2, layer 2 of 3 (6 on average), the lowest "
             "that of fc1 (1)."
@@ -321,7 +321,7 @@ def test_activations_of_bound_neurons(root: Path) -> None:
         ["4", "1.00*", "0.90", "0.95", "", "0.90", ""],
         ["5", "0.00", "0.80*", "0.90*", "+0.100", "0.84*", "+0.040"],
     ]
-    assert built.words == (
+    assert built.sentences == (
         "Shown is seed 0.",
         "Seed 0 (classes 2 and 0, accuracy before the round 70.0%): on C-2, 2 neurons bound to "
         "its class: on average "
@@ -345,7 +345,7 @@ def test_activations_with_parts_missing_and_of_a_method_that_diverges(root: Path
     run(root, "near", "a", 0, [0.7, 0.2], recorded=observed(FEDAVG))
     assert made(root, "activations", ACTIVATIONS) == Built((), {}, (), ("FedNLR",))
     diverged(root, "near-b-0")
-    assert made(root, "activations", ACTIVATIONS).words == ("FedNLR diverges.",)
+    assert made(root, "activations", ACTIVATIONS).sentences == ("FedNLR diverges.",)
     (by_hand.folder(root) / DIVERGED).unlink()
     run(root, "near", "b", 1, [0.7, 0.2], recorded=observed(FEDNLR))
     assert made(root, "activations", ACTIVATIONS).missing == ("a seed of both",)
@@ -358,7 +358,7 @@ def test_activations_of_different_models_are_not_compared(root: Path) -> None:
     clients(root, "near", 0, [[0, 0, 7], [7, 0, 0]])
     assert (
         made(root, "activations", ACTIVATIONS)
-        .words[1]
+        .sentences[1]
         .endswith(
             ": the methods do not start from the same model, so that nothing can be compared."
         )
@@ -443,7 +443,7 @@ def test_figure_1_says_what_the_differences_say() -> None:
         network(w, CENTRES[1])[0][1] - start for w in (stepped(0), stepped(0, nlr_factors()))
     )
     assert plain < own < 0, "both lower the bound neuron, FedNLR less"
-    assert built.words == (
+    assert built.sentences == (
         "8 of 8 numbers are those that eq. 9 prints, to two decimals.",
         (
             f"The neuron that is bound to class 2 changes by {plain:+.4f} with FedAvg and by "

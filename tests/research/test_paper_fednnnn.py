@@ -60,7 +60,7 @@ def test_a_table_without_a_unit_is_introduced_without_one() -> None:
 @pytest.mark.parametrize(("name", "cells"), [("nnnn-tab1", 16), ("nnnn-tab5", 40)])
 def test_the_paper_s_settings_are_those_that_are_run(name: str, cells: int) -> None:
     of = build(targets()[name], Measured("fednnnn", "paper", ROOT))
-    assert of.words == (f"{cells} of {cells} settings are the paper's.",)
+    assert of.sentences == (f"{cells} of {cells} settings are the paper's.",)
     assert not any("(" in cell for row in of.table[1:] for cell in row[1:])
 
 
@@ -71,7 +71,7 @@ def test_accuracy_says_who_reaches_the_baseline_first(toy: Path) -> None:
     ran(toy, "fedprox", 0, test_accuracy=[0.125, 0.25, 0.375, 0.25])
     ran(toy, "fednnnn", 0, test_accuracy=[0.25, 0.25, 0.5, 0.625])
     of = built(toy, "accuracy", [{"title": "P"}], scale=100)
-    assert of.words[:2] == (
+    assert of.sentences[:2] == (
         (
             "FedAvg's best over the rounds, 50.00, is first reached in round: FedAvg 2, FedProx "
             "never, FedNNNN 3."
@@ -91,7 +91,7 @@ def test_norms_compare_the_claim_and_give_n_over_e(toy: Path) -> None:
     ran(toy, "fednnnn", n=[2, 3, 3, 2], e=[1, 1, 8, 4])  # 2, 3, 3/8, 1/2
     panels = [{"title": "N", "column": "n"}, {"title": "E", "column": "e"}]
     of = built(toy, "norms", panels, claim="FedNNNN", against=["FedAvg", "FedProx"])
-    assert of.words[:3] == (
+    assert of.sentences[:3] == (
         "N: FedNNNN is above FedAvg in 3 of 4 rounds, 2.50 times as large in the first half of "
         "them on average, 1.00 "
         "times in the second.",
@@ -112,7 +112,7 @@ def test_path_tells_a_line_that_stops_from_one_that_goes_on(toy: Path) -> None:
         "Fraction of the whole way that lies in the second half of the rounds: FedAvg 75 %, "
         "FedNNNN 10 %."
     )
-    assert of.words[0] == said
+    assert of.sentences[0] == said
 
 
 EVEN = ("single", "iid-b", "noniid-b")  # scenarios whose clients have equally many samples
@@ -184,10 +184,10 @@ def by_torch(name: str) -> list[nn.Module]:
 def test_the_networks_are_the_paper_s(name: str, entries: int, total: str) -> None:
     of = build(targets()[name], Measured("fednnnn", "smoke", ROOT))
     assert (
-        of.words[0]
+        of.sentences[0]
         == f"{entries} of the {entries} entries that the paper prints are this network's."
     )
-    assert of.words[1].startswith(f"{total} parameters")
+    assert of.sentences[1].startswith(f"{total} parameters")
     counts = [sum(p.numel() for p in module.parameters()) for module in by_torch(name)]
     ours = [row[-1] for row in of.table[2:]]  # below the header and the input
     assert ours == [f"{count:,}" if count else "-" for count in counts]
@@ -200,8 +200,8 @@ def test_a_network_that_differs_from_the_paper_is_said() -> None:
     changed = Target(one.id, one.paper, one.kind, one.title, one.protocol, one.spec, other)
     of = figures.network(changed, Measured("fednnnn", "smoke", ROOT))
     assert (
-        of.words[0].startswith("42 of the 43 entries")
-        and "not: Fc1, Output (c, w, h)." in of.words[0]
+        of.sentences[0].startswith("42 of the 43 entries")
+        and "not: Fc1, Output (c, w, h)." in of.sentences[0]
     )
     assert next(row for row in of.table if row[0] == "Fc1")[2] == "382 (384)"
     del other["rows"]["Fc2"]

@@ -94,7 +94,7 @@ def test_a_table_beside_its_controls(root: Path, methods: str) -> None:
         ["0.7300 ± 0.0283", "0.2 ± 0.0"],
         ["0.5000 ± 0.0000 (0.6)", "0.2 ± 0.0 (0.6)"],
     ]
-    assert of.words == (
+    assert of.sentences == (
         # Neither the leak (0.98) nor data sharing (0.73) is the rival.
         # 0.20 and 0.24: half an interval is 12.706 * 0.02.
         (
@@ -119,7 +119,7 @@ def test_better_may_differ_by_line(root: Path) -> None:
     spec = {"rows": rows, "columns": columns, "methods": "columns", "claim": "FNR-FL"}
     of = built(root, "table", spec)
     assert of.table[1:] == [["Time", "12.0", "10.0"], ["Counted", "7.00", "7.00"]]
-    (said,) = of.words
+    (said,) = of.sentences
     assert said.startswith("Time: FNR-FL less the best other (FedAvg) is +2.0 on one seed")
 
 
@@ -132,7 +132,7 @@ def test_heat_maps_count_what_clients_hold(root: Path) -> None:
     ]
     of = built(root, "heat-maps", {"panels": panels})
     assert of.missing == ("(b)",)
-    assert of.words == (
+    assert of.sentences == (
         "(a): client 1 holds the most of one class, 60 of owl; 2 of 9 cells are empty; clients "
         "hold 40 to 100 samples; "
         "a class is 0.0 to 80.0 % of a client's.",
@@ -144,7 +144,7 @@ def test_heat_maps_count_what_clients_hold(root: Path) -> None:
     clients(root, "skew", 0, [[5, 0, 0], [1, 1, 1], [1, 1, 1]])
     both = built(root, "heat-maps", {"panels": panels})
     assert both.missing == () and is_picture(both)
-    assert both.words[1].startswith(
+    assert both.sentences[1].startswith(
         "(b): client 0 holds the most of one class, 5 of cat, and none of dog, owl; 2 of 9"
     )
 
@@ -184,14 +184,14 @@ def test_the_bars_are_of_the_worst_refined_client(root: Path) -> None:
     ]
     # Gains of 1/8, 1/4, 1/2 with 30, 20, 10 samples: wholly discordant, and of 6 orders 2 are as
     # extreme.
-    assert of.words[0] == (
+    assert of.sentences[0] == (
         "T: client 8 gains +0.2917 on average, most in owl (+0.5000, 10 samples), least in cat "
         "(+0.1250, 30 samples); "
         "gains and samples by class have Kendall τ = -1.00 (p = 0.33, not told apart from none; "
         "the paper says that "
         "classes with fewer samples gain more, which would be below 0)."
     )
-    assert "gains +0.4250 on average, most in dog (+0.6000, 20 samples)" in of.words[1], (
+    assert "gains +0.4250 on average, most in dog (+0.6000, 20 samples)" in of.sentences[1], (
         "the class without samples"
     )
     assert is_picture(of)

@@ -86,7 +86,7 @@ def test_rounds_to_a_level_and_times(root: Path) -> None:
         ["t", "sim", "rFedAvg", "8.0"],
         ["t", "sim", "rFedAvg+", "4.0"],
     ]
-    assert built.words == (
+    assert built.sentences == (
         "r: 40.0 % are reached by FedAvg in round 4, rFedAvg does not, rFedAvg+ in round 2.",
         "t, sim: of rFedAvg's 8 s per round FedAvg takes 0.25, rFedAvg+ takes 0.50.",
     )
@@ -117,7 +117,9 @@ def test_a_parameters_points_lie_where_their_runs_say(root: Path) -> None:
     assert float(found["rFedAvg", "1e-05"][0]) == pytest.approx(30) and found["rFedAvg", "1e-05"][
         1:
     ] == ["", "1"]
-    assert built.words == ("p, rFedAvg: highest at 1e-05 (30.00 %), lowest at 0.001 (20.00 %).",)
+    assert built.sentences == (
+        "p, rFedAvg: highest at 1e-05 (30.00 %), lowest at 0.001 (20.00 %).",
+    )
     assert is_picture(built) and built.missing == ()
     # One that is wanted and not there.
     spec["lines"] = {"rFedAvg+": "rfedavg_plus"}
@@ -151,7 +153,7 @@ def test_the_worst_client_is_that_of_the_first_seed_and_the_sentence_is_of_all(
         ["rFedAvg+", "3", "75.0"],
     ]
     # Mean 30, deviation |35 - 25| / sqrt(2).
-    assert built.words == ("p: the worst client has FedAvg 30.00 % ± 7.07, rFedAvg+ 50.00 %.",)
+    assert built.sentences == ("p: the worst client has FedAvg 30.00 % ± 7.07, rFedAvg+ 50.00 %.",)
     assert is_picture(built) and built.missing == ("q, FedAvg", "q, rFedAvg+")
 
 
@@ -172,9 +174,11 @@ def test_what_a_size_does_not_run_is_no_picture_and_not_missing(tmp_path: Path) 
     }
     for kind in ("efficiency", "parameter-study", "fairness", "features"):
         built = made(root, kind, spec)
-        assert (built.files, built.words, built.missing) == ({}, (), ("not run at this size",)), (
-            kind
-        )
+        assert (built.files, built.sentences, built.missing) == (
+            {},
+            (),
+            ("not run at this size",),
+        ), kind
 
 
 def test_the_client_with_most_of_a_class_is_shown_and_none_twice() -> None:

@@ -85,7 +85,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert built.table[1] == ["A", "50.0 (90.5)", "not run yet (80 ± 0.5)", "not run at this size"]
     assert built.table[4] == ["D", "- (60.0)", "- (50)", "-"]
     assert built.missing == ("A, Far", "B, Near", "B, Far", "C, Near", "C, Far")
-    assert built.words == ()
+    assert built.sentences == ()
 
 
 def test_divergence_is_said(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_one_diverged_seed_hides_neither_the_others_nor_itself(tmp_path: Path) -
     assert [row["diverged"] for row in rows(built)[::2]] == ["0", "1", "0", "0"]
     b = rows(built)[2]
     assert (float(b["measured"]), b["seeds"], b["diverged"]) == (pytest.approx(91), "2", "1")
-    assert built.words[0].endswith(
+    assert built.sentences[0].endswith(
         "ranked last, as a seed diverges or all do: B; A less the best other (C) is +10.00 on "
         "one seed: no evidence "
         "either way."
@@ -152,7 +152,7 @@ def test_kendalls_tau_in_which_what_diverges_is_last(
     built = made(tmp_path)
     then = "ranked last" if keys else "A less"
     words = f"Near: the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; {then}"
-    assert built.words[0].startswith(words)
+    assert built.sentences[0].startswith(words)
 
 
 def test_there_is_no_gain_where_a_seed_of_either_diverges(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_there_is_no_gain_where_a_seed_of_either_diverges(tmp_path: Path) -> Non
     diverged(tmp_path, "near-c-1")
     built = made(tmp_path)
     assert built.table[3][1:] == ["40.00; 1 of 2 seeds diverges (70)", "70.00 ± 0.00 (60)"]
-    assert rows(built)[5]["gain"] == "" and len(built.words) == 2
+    assert rows(built)[5]["gain"] == "" and len(built.sentences) == 2
 
 
 LEAK = {"leak": "training has seen all 5 test samples"}
@@ -192,8 +192,8 @@ def test_a_leak_is_marked_and_not_ranked(tmp_path: Path) -> None:
     ]
     assert [row["leak"] for row in rows(built)[:6:2]] == ["", LEAK["leak"], ""]
     assert (
-        "the order of 3 methods" in built.words[0]
-        and "A less the best other (C) is +20.00 on" in built.words[0]
+        "the order of 3 methods" in built.sentences[0]
+        and "A less the best other (C) is +20.00 on" in built.sentences[0]
     )
     assert built.remarks == (
         (
@@ -248,7 +248,7 @@ def test_no_sentence_on_a_figure_compares_a_line_of_which_a_seed_diverged(tmp_pa
     finals(paper(tmp_path, CURVES), "near", {"a": [0.6], "b": [0.9]})
     diverged(tmp_path, "near-b-1", "near-c-0")
     built = made(tmp_path, "f")
-    assert built.words == () and built.missing == ("Right, A", "Right, B", "Right, C")
+    assert built.sentences == () and built.missing == ("Right, A", "Right, B", "Right, C")
     marks = {(row["line"], row["mark"]) for row in rows(built)}
     assert marks == {("A", ""), ("B", "1 of 2 seeds diverges")}
 
@@ -319,7 +319,7 @@ def test_kendalls_tau_needs_three_methods_that_both_have_and_an_order(tmp_path: 
     """
     finals(paper(tmp_path, TABLE, REPORTED), "far", {"a": [0.9], "b": [0.8], "c": [0.7]})
     finals(tmp_path, "near", {name: [0.5] for name in "abcd"})
-    assert not any("Kendall" in sentence for sentence in made(tmp_path).words)
+    assert not any("Kendall" in sentence for sentence in made(tmp_path).sentences)
 
 
 @pytest.mark.parametrize(
@@ -351,21 +351,21 @@ def test_a_claim_says_no_more_than_the_paired_interval(
     )
     told = words.format(over="95 % interval", n="over 2 seeds")
     rival = "B" if better == "higher" else "C"
-    assert f"; A less the best other ({rival}) is {told}" in made(tmp_path).words[0]
+    assert f"; A less the best other ({rival}) is {told}" in made(tmp_path).sentences[0]
 
 
 def test_a_claim_without_a_common_seed(tmp_path: Path) -> None:
     root = paper(tmp_path, TABLE, "{}")
     run(root, "near", "a", 0, [0.9])
     run(root, "near", "b", 1, [0.5])
-    assert made(tmp_path).words == ("Near: A and the best other (B) have no seed in common.",)
+    assert made(tmp_path).sentences == ("Near: A and the best other (B) have no seed in common.",)
 
 
 def test_what_is_composed_with_the_claimed_method_is_no_rival_of_it(tmp_path: Path) -> None:
     text = TABLE.replace("    C: {study: one, recipe: c}", "    B + A: {study: one, recipe: c}")
     finals(paper(tmp_path, text, "{}"), "near", {"a": [0.80], "b": [0.73], "c": [0.90]})
     assert (
-        made(tmp_path).words[0]
+        made(tmp_path).sentences[0]
         == "Near: A less the best other (B) is +7.00 on one seed: no evidence either way."
     )
 
@@ -387,7 +387,7 @@ def test_gains_are_differences_seed_by_seed(tmp_path: Path) -> None:
     a, b = ([rows(built)[i][f"gain{of}"] for of in ("", "_std", "_reported")] for i in (0, 2))
     assert a == ["", "", ""]
     assert [float(value) for value in b] == pytest.approx([2, math.sqrt(2), 80 - 90.5])
-    assert built.words[0] == (
+    assert built.sentences[0] == (
         "B against A: the mean gain of 1 methods is +2.00 (in the paper -10.50); paired t tests "
         "over seeds, with "
         "Holm's adjustment for 1, find it above 0 for 0 and below 0 for 0 of them."
@@ -410,7 +410,7 @@ def test_equal_gains_have_the_floor_of_one_test_sample(tmp_path: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         text = f"class,samples,accuracy\n0,{samples},0.5\n" if samples else ""
         (place / "per_class.csv" if samples else place / "none").write_text(text)
-        return made(tmp_path).words[0]
+        return made(tmp_path).sentences[0]
 
     assert words(0.2, 0).endswith("find it above 0 for 0 and below 0 for 0 of them.")
     assert words(0.02, 100).endswith("find it above 0 for 0 and below 0 for 0 of them.")
@@ -433,7 +433,7 @@ def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_fir
     assert built.table[3][2] == "45.00 (60)\ngain -5.00 (-7.00)", "the paper's numbers differ by 10"
     assert (
         "Far against Near: the mean gain of 3 methods is +10.00 (in the paper -8.25), on one seed"
-        in built.words[1]
+        in built.sentences[1]
     )
 
 
@@ -492,7 +492,7 @@ def test_curves(tmp_path: Path) -> None:
     built = made(tmp_path, "f")
     assert built.files["png"].startswith(b"\x89PNG\r\n") and not built.table
     assert built.missing == ("Left, C", "Right, A", "Right, B", "Right, C")
-    assert built.words == ("Left: at the end B is highest (90.00), A lowest (60.00).",)
+    assert built.sentences == ("Left: at the end B is highest (90.00), A lowest (60.00).",)
     found = [
         (row["panel"], row["line"], row["round"], row["seed_index"], float(row["value"]))
         for row in rows(built)
@@ -517,7 +517,7 @@ def test_settings(tmp_path: Path) -> None:
     reported = 's: {columns: [Rate, Rounds, Near], rows: {Ours: [0.1, 200, "-"]}}'
     built = made(paper(tmp_path, SETTINGS, reported), "s")
     assert built.table[1:] == [["Ours", "0.1", "2 (200)", "2 (-)"], ["Given", "-", "-", "-"]]
-    assert built.words == ("5 of 6 settings are the paper's; not: Ours, Rounds.",)
+    assert built.sentences == ("5 of 6 settings are the paper's; not: Ours, Rounds.",)
     assert rows(built)[1] == {"row": "Ours", "column": "Rounds", "ours": "2", "reported": "200"}
 
 

@@ -107,8 +107,8 @@ def divided(
     whole_number("clients", n_clients, 1, len(indices), _left(indices, labels))
     owners = None if data.train_owner is None else data.train_owner.numpy()[indices]
     samples = data.train_x.numpy()[indices] if "samples" in own.asks_for(function) else None
-    given = {"labels": labels[indices], "n_clients": n_clients, "owners": owners}
-    clients = own.assigned(function, given | {"samples": samples}, seed, params)
+    values = {"labels": labels[indices], "n_clients": n_clients, "owners": owners}
+    clients = own.assigned(function, values | {"samples": samples}, seed, params)
     return _of(indices, clients)
 
 
@@ -120,11 +120,11 @@ def _of(indices: Ints, clients: Sequence[Ints]) -> Ragged:
 
 def _left(indices: Ints, labels: Ints) -> str:
     """How many samples there are to assign, and why not all."""
-    words = f" ({len(indices)} training samples"
+    text = f" ({len(indices)} training samples"
     if len(indices) == len(labels):
-        return f"{words})"
+        return f"{text})"
     held_out = len(labels) - len(indices)
-    return f"{words}; validation and public hold out {held_out} of {len(labels)})"
+    return f"{text}; validation and public hold out {held_out} of {len(labels)})"
 
 
 def _ownerless(name: str, source: str) -> UserError:
@@ -161,6 +161,6 @@ def partition(
     if name in BY_LABEL:
         left = _left(indices, labels)
         n_clients = whole_number("clients", n_clients, 1, len(indices), left)
-    of = np.asarray(owners if name in BY_OWNER else labels)
-    clients = function(of[indices], n_clients, stream(seed, "partition"), **params)
+    groups = np.asarray(owners if name in BY_OWNER else labels)
+    clients = function(groups[indices], n_clients, stream(seed, "partition"), **params)
     return _of(indices, clients)

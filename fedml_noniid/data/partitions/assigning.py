@@ -69,19 +69,19 @@ def dirichlet_counts(
     """Samples per class and client in independent attempts, [A, C, n_clients]; an impossible
     attempt is all 0."""
     counts = np.zeros((attempts, len(sizes), n_clients), np.int64)
-    given = np.zeros((attempts, n_clients), np.int64)
+    assigned = np.zeros((attempts, n_clients), np.int64)
     possible = np.ones(attempts, bool)
     for c, size in enumerate(sizes):
         share = rng.dirichlet(np.full(n_clients, alpha), attempts)
         if capped:
-            share *= given < sizes.sum() / n_clients
+            share *= assigned < sizes.sum() / n_clients
         edges = share.cumsum(1)
         total = edges[:, -1:]
         # With a tiny alpha, a client that is full can have drawn the whole class.
         possible &= total[:, 0] > 0
         cuts = np.floor(edges / np.where(total > 0, total, 1) * size).astype(np.int64)
         counts[:, c] = np.diff(cuts, axis=1, prepend=0)
-        given += counts[:, c]
+        assigned += counts[:, c]
     counts[~possible] = 0
     return counts
 
@@ -96,12 +96,12 @@ def assign_classes(
     class ever has more shards left than clients are still to come.
     """
     left = quota.copy()
-    given = np.zeros((len(quota), n_clients), bool)
+    assigned = np.zeros((len(quota), n_clients), bool)
     for client in rng.permutation(n_clients):
         chosen = np.lexsort((rng.random(len(quota)), -left))[:per_client]
-        given[chosen, client] = True
+        assigned[chosen, client] = True
         left[chosen] -= 1
-    return given
+    return assigned
 
 
 def assign(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:

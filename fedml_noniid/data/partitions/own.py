@@ -30,23 +30,23 @@ def asks_for(function: Function) -> list[str]:
 
 
 def assigned(
-    function: Function, given: Mapping[str, Any], seed: int, options: Mapping[str, Any]
+    function: Function, values: Mapping[str, Any], seed: int, options: Mapping[str, Any]
 ) -> list[Ints]:
-    """The positions of each client, ascending. `given`: the values of FILLED without `rng`.
+    """The positions of each client, ascending. `values`: those of FILLED without `rng`.
 
     The function is called twice. UserError unless both results are the same partition.
     """
     name, asked = f"{getattr(function, '__name__', type(function).__name__)}()", asks_for(function)
 
     def once() -> tuple[Ints, ...]:
-        values = {**given, "rng": stream(seed, "partition")}
-        filled = {key: _locked(values[key]) for key in asked}
+        arguments = {**values, "rng": stream(seed, "partition")}
+        filled = {key: _locked(arguments[key]) for key in asked}
         lists = call(f"partition {name}", function, **filled, **options)
-        return checked(lists, len(given["labels"]), name)
+        return checked(lists, len(values["labels"]), name)
 
     first, second = once(), once()
-    if len(first) != given["n_clients"]:
-        allowed = f"{given['n_clients']}, one for each client"
+    if len(first) != values["n_clients"]:
+        allowed = f"{values['n_clients']}, one for each client"
         raise UserError(f"{name} returned {len(first)} arrays", allowed=allowed)
     if not all(map(np.array_equal, first, second)) or len(first) != len(second):
         raise UserError(

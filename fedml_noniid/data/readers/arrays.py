@@ -44,7 +44,7 @@ class _Part(NamedTuple):
     prefix: str  # of an array's name in a message
     client: str = "client"  # the name of the owners in a message
 
-    def where(self, key: str) -> str:
+    def array_name(self, key: str) -> str:
         return self.prefix + (self.client if key == "client" else key)
 
     @property
@@ -87,45 +87,45 @@ def arrays(
     return _raw(parts, layout, test_share)
 
 
-def of_named(given: Mapping[str, Any]) -> Raw:
+def of_named(values: Mapping[str, Any]) -> Raw:
     """As `arrays`, of values by the names of `fedml_noniid.from_arrays`, which messages have too.
 
     Text may be Python objects, as in pandas. UserError, also for another name, and without x and y.
     """
-    how = {key: value for key, value in given.items() if key not in NAMES}
+    how = {key: value for key, value in values.items() if key not in NAMES}
     check_options(arrays, how, NAMES)
     for key in NAMES[:2]:
-        if given.get(key) is None:
+        if values.get(key) is None:
             raise UserError(MISSING, where=(key,))
     parts = []
     for prefix, names in (("", TRAIN), ("test_", TEST)):
-        if found := _by_file(given, names):
-            parts.append(_complete(_Part(found, prefix, "owner")))
+        if by_name := _by_file(values, names):
+            parts.append(_complete(_Part(by_name, prefix, "owner")))
     return _raw(parts, how.get("layout", "auto"), how.get("test_share"))
 
 
-def _by_file(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Array]:
+def _by_file(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Array]:
     """The arrays of one part by their names in files; of a dict of inputs, `x.name` each."""
     by_name: dict[str, Array] = {}
     for key, name in names.items():
-        value = given.get(key)
+        value = values.get(key)
         if name == "x" and isinstance(value, Mapping):
             by_name |= inputs_of(key, value)
         elif value is not None:
             array = to_array(key, value)
-            is_text = array.dtype == object and all(isinstance(one, str) for one in array.flat)
+            is_text = array.dtype == object and all(isinstance(text, str) for text in array.flat)
             by_name[name] = array.astype(str) if is_text else array
     return by_name
 
 
-def inputs_of(key: str, given: Mapping[Any, Any]) -> dict[str, Array]:
+def inputs_of(key: str, inputs: Mapping[Any, Any]) -> dict[str, Array]:
     """Several inputs by their names in files. UserError for names that can't be arguments."""
-    for name in given:
+    for name in inputs:
         if not (isinstance(name, str) and name.isidentifier()):
             raise UserError(where=(key,), value=name, allowed="names of letters, digits and '_'")
-    if not given:
+    if not inputs:
         raise UserError(f"{key} has no input")
-    return {f"{INPUT}{name}": to_array(f"{key}.{name}", given[name]) for name in given}
+    return {f"{INPUT}{name}": to_array(f"{key}.{name}", inputs[name]) for name in inputs}
 
 
 def _encoded(ends: Tensor, layout: str, x: Any) -> Tensor:
@@ -146,11 +146,13 @@ def _encoded_inputs(inputs: Mapping[str, Input], scaled: Collection[str], x: Any
 
 
 def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
-    names = [part.where("x") for part in parts]
+    names = [part.array_name("x") for part in parts]
     inputs = described(parts[0].inputs)
     for part in parts:
         if bool(part.inputs) != bool(inputs) or (inputs and "x" in part.arrays):
-            raise UserError(f"{part.where('x')}: one x, or several inputs, in both parts alike")
+            raise UserError(
+                f"{part.array_name('x')}: one x, or several inputs, in both parts alike"
+            )
     scaled = frozenset(name for name, x in parts[0].inputs.items() if is_bytes(x))
     read = [
         (torch.from_numpy(joined(inputs, scaled, part.inputs, f"{part.prefix}{INPUT}")), [])
@@ -202,7 +204,7 @@ def _read(file: Path, allowed: Sequence[str]) -> _Part:
 def _complete(part: _Part) -> _Part:
     for key in ("x", "y"):
         if key not in part.arrays and not (key == "x" and part.inputs):
-            raise UserError(f"{part.where(key)} is missing; needed: x and y of each part")
+            raise UserError(f"{part.array_name(key)} is missing; needed: x and y of each part")
     return part
 
 
@@ -212,14 +214,14 @@ def _kind(array: Array) -> str:
 
 def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
     """x as [n, features] or [n, channels, h, w], uint8, float32 or float64, and notes."""
-    x, where = part.arrays["x"], part.where("x")
+    x, name = part.arrays["x"], part.array_name("x")
     if x.dtype != np.uint8 and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
         raise UserError(
-            f"{where} is {_kind(x)}; allowed: uint8 (0 to 255), float16, float32, float64"
+            f"{name} is {_kind(x)}; allowed: uint8 (0 to 255), float16, float32, float64"
         )
     if x.ndim not in (2, 3, 4) or x.size == 0:
         raise UserError(
-            f"{where} is {_kind(x)}; allowed: [n, features], [n, h, w], [n, channels, h, w] or "
+            f"{name} is {_kind(x)}; allowed: [n, features], [n, h, w], [n, channels, h, w] or "
             "[n, h, w, channels], "
             "none of them 0"
         )
@@ -228,12 +230,12 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
             x = x.astype(np.promote_types(x.dtype, np.float32), copy=False)
             finite = np.isfinite(x.astype(np.float32, copy=False))
         if not finite.all():
-            place = np.unravel_index(int(finite.argmin()), x.shape)
-            at = ", ".join(map(str, place))
-            wrong = f"{where}[{at}] = {x[place]} is refused"
+            position = np.unravel_index(int(finite.argmin()), x.shape)
+            at = ", ".join(map(str, position))
+            wrong = f"{name}[{at}] = {x[position]} is refused"
             raise UserError(f"{wrong}; allowed: finite numbers of float32")
     notes = []
-    if x.ndim == 4 and _channels_last(where, x, layout):
+    if x.ndim == 4 and _channels_last(name, x, layout):
         if layout == "auto":
             notes.append(
                 f"images read as [h, w, channels]: each was {list(x.shape[1:])}, now channels are "
@@ -249,14 +251,14 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
     return torch.from_numpy(np.array(x[:, None] if x.ndim == 3 else x, order="C")), notes
 
 
-def _channels_last(where: str, x: Array, layout: str) -> bool:
+def _channels_last(name: str, x: Array, layout: str) -> bool:
     """Whether x is [n, h, w, channels]. UserError if it may be that or not."""
     if layout != "auto":
         return layout == "HWC"
     first, last = x.shape[1] in CHANNELS, x.shape[3] in CHANNELS
     if first == last:
         raise UserError(
-            f"{where} is {_kind(x)}: the channels may be axis 1 or axis 3; needed: layout: CHW for "
+            f"{name} is {_kind(x)}: the channels may be axis 1 or axis 3; needed: layout: CHW for "
             "[n, channels, h, w], or HWC for [n, h, w, channels]"
         )
     return last
@@ -282,24 +284,26 @@ def _targets(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
     for part, y in zip(parts, ys, strict=True):
         if y.dtype.kind not in "fiub" or y.ndim not in (1, 2) or 0 in y.shape or (len(y) != part.n):
             raise UserError(
-                f"{part.where('y')} is {_kind(y)}; allowed: numbers [{part.n}, t], "
+                f"{part.array_name('y')} is {_kind(y)}; allowed: numbers [{part.n}, t], "
                 "a row for each of x"
             )
     columns = [y.reshape(len(y), -1) for y in ys]
     width = columns[0].shape[1]
     if columns[-1].shape[1] != width:
         raise UserError(
-            f"{parts[-1].where('y')} is {_kind(ys[-1])}, {parts[0].where('y')} is {_kind(ys[0])}; "
-            "allowed: as many targets"
+            f"{parts[-1].array_name('y')} is {_kind(ys[-1])}, "
+            f"{parts[0].array_name('y')} is {_kind(ys[0])}; allowed: as many targets"
         )
     named = parts[0].arrays.get("classes")
     names = [f"y{t}" if width > 1 else "y" for t in range(width)]
     if named is not None:
         if named.dtype.kind != "U" or named.shape != (width,):
-            where = parts[0].where("classes")
-            raise UserError(f"{where} is {_kind(named)}; allowed: text [{width}], their names")
+            name = parts[0].array_name("classes")
+            raise UserError(f"{name} is {_kind(named)}; allowed: text [{width}], their names")
         names = named.tolist()
-    return user_data.targets(columns, names, [p.where("y") for p in parts], lambda i: f"row {i}")
+    return user_data.targets(
+        columns, names, [p.array_name("y") for p in parts], lambda i: f"row {i}"
+    )
 
 
 def _is_target(y: Array) -> bool:
@@ -313,33 +317,35 @@ def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
     if any(_is_target(part.arrays["y"]) for part in parts):
         return _targets(parts)
     values = _whole_or_text(parts, "y")
-    names, where = parts[0].arrays.get("classes"), parts[0].where("classes")
+    names, name = parts[0].arrays.get("classes"), parts[0].array_name("classes")
     order = None
     if names is not None:
         if names.dtype.kind != "U" or names.ndim != 1 or not len(names):
             raise UserError(
-                f"{where} is {_kind(names)}; allowed: text [C], a name for each class of y"
+                f"{name} is {_kind(names)}; allowed: text [C], a name for each class of y"
             )
         if values[0].dtype.kind != "U":
             lowest, count = min(int(y.min()) for y in values), 1 + max(int(y.max()) for y in values)
             if lowest < 0 or count > len(names):
                 raise UserError(
-                    f"{where} is {_kind(names)}; allowed: text [{count}], a name for each class "
+                    f"{name} is {_kind(names)}; allowed: text [{count}], a name for each class "
                     "of y, whole numbers from 0 up"
                 )
             values = [names[y] for y in values]
         order = names.tolist()
     labels = [user_data.Labels.from_texts(y) for y in values]
-    for part, one in zip(parts, labels, strict=True):
-        empty = one.first(lambda text: not text.strip())
+    for part, part_labels in zip(parts, labels, strict=True):
+        empty = part_labels.first(lambda text: not text.strip())
         if empty is not None:
-            raise UserError(f"{part.where('y')}[{empty}] is empty; every sample needs a label")
-    return user_data.classified(labels, [p.where("y") for p in parts], lambda i: f"y[{i}]", order)
+            raise UserError(f"{part.array_name('y')}[{empty}] is empty; every sample needs a label")
+    return user_data.classified(
+        labels, [p.array_name("y") for p in parts], lambda i: f"y[{i}]", order
+    )
 
 
 def _owners(parts: Sequence[_Part]) -> list[Any] | None:
     """client of each part."""
-    missing = [part.where("client") for part in parts if "client" not in part.arrays]
+    missing = [part.array_name("client") for part in parts if "client" not in part.arrays]
     if len(missing) == len(parts):
         return None
     if missing:
@@ -347,7 +353,7 @@ def _owners(parts: Sequence[_Part]) -> list[Any] | None:
     owners = _whole_or_text(parts, "client")
     for part, client in zip(parts, owners, strict=True):
         if client.dtype.kind == "U" and (blank := np.char.strip(client) == "").any():
-            at = f"{part.where('client')}[{blank.argmax()}]"
+            at = f"{part.array_name('client')}[{blank.argmax()}]"
             raise UserError(f"{at} is empty; every sample needs an owner")
     return [
         owner if owner.dtype.kind in "iu" else user_data.Labels.from_texts(owner)
@@ -362,10 +368,10 @@ def _whole_or_text(parts: Sequence[_Part], key: str) -> list[Array]:
         n = part.n
         if array.dtype.kind not in "iuU" or array.shape != (n,):
             raise UserError(
-                f"{part.where(key)} is {_kind(array)}; allowed: whole numbers or text [{n}], one "
-                "for each of x"
+                f"{part.array_name(key)} is {_kind(array)}; allowed: whole numbers or text [{n}], "
+                "one for each of x"
             )
     if len({array.dtype.kind == "U" for array in columns}) == 2:
-        kinds = [f"{part.where(key)} is {_kind(part.arrays[key])}" for part in parts]
+        kinds = [f"{part.array_name(key)} is {_kind(part.arrays[key])}" for part in parts]
         raise UserError(f"{' and '.join(kinds)}; allowed: one kind")
     return columns

@@ -84,10 +84,10 @@ def _read(root: Path, kind: Any) -> Raw:
         return _raw(root, kind)
     packed = archive(root / kind.filename, kind.url, kind.tgz_md5, needed)
     # In a temporary folder, because `root` may be read-only.
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         with tarfile.open(packed) as tar:
-            tar.extractall(place, filter="data")
-        return _raw(Path(place), kind)
+            tar.extractall(temporary, filter="data")
+        return _raw(Path(temporary), kind)
 
 
 def _files(kind: Any) -> list[tuple[str, str]]:

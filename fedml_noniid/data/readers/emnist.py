@@ -50,7 +50,7 @@ def emnist(
     classes = list(EMNIST.classes_split_dict[split])
     first = 1 if split == "letters" else 0
     labels = range(first, len(classes))
-    missing = [name for name in names if idx.found(raw, name) is None]
+    missing = [name for name in names if idx.path_of(raw, name) is None]
     if not missing:
         train_x, train_y, test_x, test_y = idx.parts(raw, names, labels, needed)
     elif len(missing) < len(names) and not (raw / ARCHIVE).is_file():
@@ -59,9 +59,9 @@ def emnist(
     else:
         packed = archive(raw / ARCHIVE, EMNIST.url, EMNIST.md5, needed)
         # In a temporary folder, because `raw` may be read-only.
-        with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(packed) as file:
+        with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(packed) as file:
             for name in names:
-                (Path(place) / f"{name}.gz").write_bytes(file.read(f"gzip/{name}.gz"))
-            train_x, train_y, test_x, test_y = idx.parts(Path(place), names, labels, needed)
+                (Path(temporary) / f"{name}.gz").write_bytes(file.read(f"gzip/{name}.gz"))
+            train_x, train_y, test_x, test_y = idx.parts(Path(temporary), names, labels, needed)
     train_x, test_x = (x.transpose(2, 3).contiguous() for x in (train_x, test_x))
     return Raw(train_x, train_y - first, test_x, test_y - first, classes[first:])

@@ -54,7 +54,7 @@ def _images(folder: Path) -> Samples:
     """The samples of one part of FEMNIST by user."""
     by_writer = {}
     for user in leaf.users(folder):
-        with located(source=user.where):
+        with located(source=user.source):
             y = [whole_number(f"y[{i}]", label, 0, 61) for i, label in enumerate(user.y)]
             by_writer[user.name] = _pixels(user.x), np.array(y, dtype=np.int64)
     return by_writer

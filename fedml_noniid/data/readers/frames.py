@@ -281,8 +281,8 @@ def _no_number(
     """What to do with a column of text, as its cells look; `values` and `number` are those of
     `_different`."""
     value, cells = values[number[row]], Counter[str]()
-    for one, times in zip(values, np.bincount(number).tolist(), strict=True):
-        if name := _name(one):
+    for cell, times in zip(values, np.bincount(number).tolist(), strict=True):
+        if name := _name(cell):
             cells[name] += times
 
     def mostly(like: Callable[[str], object]) -> bool:
@@ -368,10 +368,10 @@ def rows_of(
     owners = next((cells[column] for column in used if used[column] == "owner"), None)
     targets = [column for column in used if used[column] == "target"]
     named = targets or [column for column in used if used[column] == "label"]
-    where = [f"{source}: column {', '.join(map(repr, named))}" for source in sources]
+    origins = [f"{source}: column {', '.join(map(repr, named))}" for source in sources]
     if targets:
         columns = [np.column_stack(part) for part in zip(*map(cells.get, targets), strict=True)]
-        names, y = user_data.targets(columns, targets, where, lambda i: f"row {i + 1}")
+        names, y = user_data.targets(columns, targets, origins, lambda i: f"row {i + 1}")
     else:
-        names, y = user_data.classified(cells[named[0]], where, lambda i: f"row {i + 1}")
+        names, y = user_data.classified(cells[named[0]], origins, lambda i: f"row {i + 1}")
     return user_data.rows_of(names, y, owners, test_share, sources)

@@ -17,7 +17,7 @@ Check = Callable[[Path, bytes], None]  # of a file's unpacked content; raises fo
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"  # how the files' names end
 
 
-def found(folder: Path, name: str) -> Path | None:
+def path_of(folder: Path, name: str) -> Path | None:
     """The path of file `name` in `folder`, unpacked or as .gz; None if it isn't there."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
@@ -35,7 +35,7 @@ def parts(
     UserError for damaged files, for another number of labels than images, and for labels outside
     `allowed`; it says what is `needed`.
     """
-    train_x, train_y, test_x, test_y = (found(folder, name) or folder / name for name in names)
+    train_x, train_y, test_x, test_y = (path_of(folder, name) or folder / name for name in names)
     return *_part(train_x, train_y, allowed, needed, check), *_part(
         test_x, test_y, allowed, needed, check
     )

@@ -81,8 +81,8 @@ def _arrays_of_part(
         wrong = np.flatnonzero((arrays["y"] < 0) | (arrays["y"] >= len(names)))
         if len(wrong):
             allowed = f"0 to {len(names) - 1}, a number of {', '.join(names)}"
-            where = part, int(wrong[0]), label
-            raise UserError(where=where, value=arrays["y"][wrong[0]].item(), allowed=allowed)
+            path = part, int(wrong[0]), label
+            raise UserError(where=path, value=arrays["y"][wrong[0]].item(), allowed=allowed)
     return arrays
 
 
@@ -145,23 +145,23 @@ def _stacked(part: str, path: Path, values: Sequence[Any], kinds: str = NUMBERS)
     """The values of all items, [n, ...]. UserError unless they are alike, of one of the kinds."""
     arrays: list[Array] = []
     for i, value in enumerate(values):
-        where = (part, i, *path)
-        with located(*where):
+        key_path = (part, i, *path)
+        with located(*key_path):
             array = to_array("value", value)
         first = arrays[0] if arrays else array
         if array.dtype.kind not in kinds:
             allowed = "numbers or text" if TEXT in kinds else "numbers; leave out columns of text"
-            raise UserError(where=where, value=value, allowed=allowed)
+            raise UserError(where=key_path, value=value, allowed=allowed)
         if _kind(array) != _kind(first):
             raise UserError(
                 f"is {array.dtype}, that of item 0 is {first.dtype}",
-                where=where,
+                where=key_path,
                 allowed="one type",
             )
         if array.shape != first.shape:
             raise UserError(
                 f"has shape {list(array.shape)}, that of item 0 has {list(first.shape)}",
-                where=where,
+                where=key_path,
                 allowed="one shape, so pad first",
             )
         arrays.append(array)

@@ -30,7 +30,7 @@ class _File(BaseModel):
 class User(NamedTuple):
     """One user's samples as one of LEAF's files has them."""
 
-    where: str  # how an error begins: the file and the user
+    source: str  # how an error begins: the file and the user
     name: str
     x: list[Any]
     y: list[Any]  # as long as x, not empty
@@ -61,16 +61,16 @@ def users(folder: Path) -> Iterator[User]:
         if apart := sorted(content.user_data.keys() ^ set(content.users)):
             raise UserError(f"{file}: user {apart[0]!r}: is in one of users and user_data only")
         for name in content.users:
-            where = f"{file}: user {name!r}"
+            source = f"{file}: user {name!r}"
             if name in first:
                 raise UserError(
-                    f"{where}: is twice in {folder}, first in {first[name].name}; allowed: once"
+                    f"{source}: is twice in {folder}, first in {first[name].name}; allowed: once"
                 )
             first[name] = file
             x, y = content.user_data[name].x, content.user_data[name].y
             if not len(x) == len(y) > 0:
-                raise UserError(f"{where}: has {len(x)} samples x and {len(y)} labels y")
-            yield User(where, name, x, y)
+                raise UserError(f"{source}: has {len(x)} samples x and {len(y)} labels y")
+            yield User(source, name, x, y)
     if not first:
         raise UserError(f"{folder}: its *.json hold no user")
 
@@ -85,9 +85,9 @@ def _content(file: Path) -> _File:
         return _File.model_validate(json.loads(file.read_bytes()), strict=True)
     except ValidationError as error:
         wrong = error.errors()[0]
-        where = ".".join(map(str, wrong["loc"]))
+        key = ".".join(map(str, wrong["loc"]))
         raise UserError(
-            f"{file}: isn't one of LEAF's files ({where}: {wrong['msg']}); needed: users, user_data"
+            f"{file}: isn't one of LEAF's files ({key}: {wrong['msg']}); needed: users, user_data"
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(

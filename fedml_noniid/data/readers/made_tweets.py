@@ -47,14 +47,14 @@ def made_tweets(root: Path, *, users: Annotated[int, Range(1, 10_000)] = 40) -> 
     depend on an experiment's seed. Raises UserError for a number of users that isn't allowed.
     """
     sentences = [_sentences(user) for user in range(users)]
-    owner = np.repeat(np.arange(users), [len(one) for one in sentences])
-    is_test = np.concatenate([np.arange(len(one)) % 6 == 5 for one in sentences])
-    tokens = [text.tokenise(sentence) for one in sentences for sentence, _ in one]
-    label = np.array([mood for one in sentences for _, mood in one])
+    owner = np.repeat(np.arange(users), [len(tweets) for tweets in sentences])
+    is_test = np.concatenate([np.arange(len(tweets)) % 6 == 5 for tweets in sentences])
+    tokens = [text.tokenise(sentence) for tweets in sentences for sentence, _ in tweets]
+    label = np.array([mood for tweets in sentences for _, mood in tweets])
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    words = text.vocabulary((tokens[i] for i in train), 1000)  # which is more than there are
-    x = text.encode(tokens, words, LENGTH)
-    vectors = stream(0, "made tweets/vectors").standard_normal((len(words), WIDTH))
+    vocabulary = text.vocabulary((tokens[i] for i in train), 1000)  # which is more than there are
+    x = text.encode(tokens, vocabulary, LENGTH)
+    vectors = stream(0, "made tweets/vectors").standard_normal((len(vocabulary), WIDTH))
     vectors[text.PAD] = 0
     y, whose = torch.from_numpy(label), torch.from_numpy(owner)
     return Raw(

@@ -28,7 +28,7 @@ def mnist(root: Path) -> Raw:
     into that folder. Raises UserError for a failed download and for a damaged file.
     """
     raw = root / "MNIST" / "raw"
-    missing = [name for name in FILES if idx.found(raw, name) is None]
+    missing = [name for name in FILES if idx.path_of(raw, name) is None]
     if missing:
         _download(raw, missing)
     return Raw(

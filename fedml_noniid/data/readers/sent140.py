@@ -97,7 +97,7 @@ def sent140(
 
 
 def _chosen(
-    counts: Mapping[str, int], users: int, pick: str, where: Path
+    counts: Mapping[str, int], users: int, pick: str, file: Path
 ) -> tuple[dict[str, int], str]:
     """(the number of each chosen user by name, the report's note on the choice).
 
@@ -106,7 +106,7 @@ def _chosen(
     eligible = sorted(name for name, n in counts.items() if n >= 2)
     if len(eligible) < users:
         raise UserError(
-            f"{where}: {len(eligible)} users have at least 2 tweets, too few for users={users}"
+            f"{file}: {len(eligible)} users have at least 2 tweets, too few for users={users}"
         )
     if pick == "random":
         drawn = stream(0, "sent140/users").choice(len(eligible), users, replace=False)
@@ -134,13 +134,13 @@ def _read(folder: Path, users: int, pick: str) -> tuple[_Tweets, list[str]]:
         rows = csv.reader(lines, strict=True)
         try:
             for row in rows:
-                where = f"{file}: line {rows.line_num}"
+                source = f"{file}: line {rows.line_num}"
                 if len(row) != len(COLUMNS):
                     wanted = f"{len(COLUMNS)} ({', '.join(COLUMNS)})"
-                    raise UserError(f"{where} has {len(row)} columns; allowed: {wanted}")
+                    raise UserError(f"{source} has {len(row)} columns; allowed: {wanted}")
                 if row[0] not in POLARITY:
                     raise UserError(
-                        f"{where} has polarity {row[0][:20]!r}; allowed: 0 (negative), 4 "
+                        f"{source} has polarity {row[0][:20]!r}; allowed: 0 (negative), 4 "
                         "(positive); neutral tweets are in the test file only, which isn't used"
                     )
                 names.append(row[4])
@@ -165,9 +165,9 @@ def _per_user(owner: Ints, share: float) -> tuple[Ints, Ints]:
     # Rounded: 0.1 * 70 is a bit more than 7.
     n_test = np.ceil(np.round(share * sizes, 9)).clip(1, sizes - 1).astype(np.int64)
     shuffled = np.lexsort((stream(0, "sent140/split").random(len(owner)), owner))
-    place = np.arange(len(shuffled)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within its user
+    rank = np.arange(len(shuffled)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within its user
     is_test = np.zeros(len(shuffled), dtype=bool)
-    is_test[shuffled] = place < np.repeat(n_test, sizes)
+    is_test[shuffled] = rank < np.repeat(n_test, sizes)
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 

@@ -124,7 +124,7 @@ def table(
     `user_data.cut`. Raises UserError for missing and damaged files, and for columns and values that
     don't fit; it names the row, counted from 1 below the names.
     """
-    given = locals()
+    options = locals()
     if label is None and not target:
         raise UserError(
             "label is missing", allowed="the column of the class, or `target`: columns of numbers"
@@ -134,26 +134,26 @@ def table(
             f"label = {shown(label)} is refused with target = {shown(target)}",
             allowed="one of them: the column of the class, or the columns of numbers",
         )
-    return replace(_made(given, ()), without=partial(_made, given))
+    return replace(_made(options, ()), without=partial(_made, options))
 
 
-def _made(given: Mapping[str, Any], unseen: Sequence[str]) -> Raw:
+def _made(options: Mapping[str, Any], unseen: Sequence[str]) -> Raw:
     """The data set of a table with the options of `table`, without the owners `unseen`."""
-    label, owner, target = (given[key] for key in ("label", "owner", "target"))
-    features, one_hot, drop = (given[key] for key in ("features", "one_hot", "drop"))
-    missing, na = given["missing"], given["na"] or ()
+    label, owner, target = (options[key] for key in ("label", "owner", "target"))
+    features, one_hot, drop = (options[key] for key in ("features", "one_hot", "drop"))
+    missing, na = options["missing"], options["na"] or ()
     texts = {label, owner, *(one_hot or ()), *(drop or ())}
     numbers = None if features is None else {*features, *listed(target)}
     tables = tables_of(
-        *(given["root"], given["file"], given["test_file"]),
-        Dialect(*(given[key] for key in Dialect._fields)),
+        *(options["root"], options["file"], options["test_file"]),
+        Dialect(*(options[key] for key in Dialect._fields)),
         lambda name: name not in texts and (numbers is None or name in numbers),
         na,
     )
     used = used_columns(tables, label=label, owner=owner, target=target)
     tables, apart = without_owners(tables, owner, unseen) if unseen else (tables, None)
     chosen, categories = _chosen(tables, used, features, one_hot, drop)
-    rows, cells, notes = _read(tables, used, chosen, categories, missing, given["test_share"])
+    rows, cells, notes = _read(tables, used, chosen, categories, missing, options["test_share"])
     name = tables[0].name
     notes += user_data.alike("columns", [*tables[0].frame.columns])
     columns: list[str] = []
@@ -183,7 +183,11 @@ def _made(given: Mapping[str, Any], unseen: Sequence[str]) -> Raw:
     xs = [
         torch.from_numpy(
             np.concatenate(
-                [one.block(taken(cells[one.column][i], part)).astype(kind) for one in made], axis=1
+                [
+                    feature.block(taken(cells[feature.column][i], part)).astype(kind)
+                    for feature in made
+                ],
+                axis=1,
             )
         )
         for i, part in ((0, rows.train), (-1, rows.test))
@@ -200,27 +204,27 @@ def _made(given: Mapping[str, Any], unseen: Sequence[str]) -> Raw:
     order = f"{len(columns)}{IN_ORDER}{user_data.listed(columns, MAX_NAMED)}"
     raw = rows.raw(xs, 1.0, [*reading_notes(tables), order], notes)
     raw = replace(raw, encode=partial(_encoded, made, na, tables[0].marks), features=columns)
-    return raw if apart is None else _with_unseen(raw, apart, made, given, unseen)
+    return raw if apart is None else _with_unseen(raw, apart, made, options, unseen)
 
 
 def _with_unseen(
     raw: Raw,
     table: Table,
     features: Sequence[Feature],
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     names: Sequence[str],
 ) -> Raw:
     """The data set with the samples of the owners `names` apart: the rows of `table`, without
     those that `missing` leaves out."""
     columns: dict[str, Callable[[Table, str], Cells]] = {}
-    columns |= dict.fromkeys([given["label"], given["owner"]], texts_of)
-    for feature in features if given["missing"] == "drop" else ():
+    columns |= dict.fromkeys([options["label"], options["owner"]], texts_of)
+    for feature in features if options["missing"] == "drop" else ():
         columns[feature.column] = numbers_of if feature.categories is None else texts_of
     cells = {column: read(table, column) for column, read in columns.items()}
     full = ~np.any([is_missing(column) for column in cells.values()], axis=0)
     x = _encoded(features, (), table.marks, table.frame[full])
     assert x is not None, "a frame is encoded"
-    label, owner = (taken(cells[given[key]], full) for key in ("label", "owner"))
+    label, owner = (taken(cells[options[key]], full) for key in ("label", "owner"))
     n, classes = len(raw.classes), [*raw.classes, *sorted({*label.texts} - {*raw.classes})]
     y = label.among(classes)
     return replace(

@@ -104,7 +104,9 @@ def tables_of(
         if not any((table.frame == cell).any(axis=None) for table in tables):
             raise refusal("na", cell, f"texts of cells of {tables[0].name}")
     if na:
-        tables = [one._replace(frame=one.frame.mask(one.frame.isin([*na]))) for one in tables]
+        tables = [
+            table._replace(frame=table.frame.mask(table.frame.isin([*na]))) for table in tables
+        ]
     return tables
 
 
@@ -344,7 +346,9 @@ def _workbook(path: Path, sheet: str | None) -> pd.DataFrame:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and other things that are no cells
             book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-            sheets = {one.title: pd.DataFrame(one.values, dtype=object) for one in book.worksheets}
+            sheets = {
+                page.title: pd.DataFrame(page.values, dtype=object) for page in book.worksheets
+            }
         book.close()
     except Exception as error:  # of any kind: parsers of zipfile and XML, on damaged files
         reason = " ".join(str(error).split())

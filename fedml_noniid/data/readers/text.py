@@ -71,28 +71,28 @@ def text(
     rows = rows_of([table.name for table in tables], used, cells, test_share)
     parts = (cells[text][0], rows.train), (cells[text][-1], rows.test)
     train, test = ([part.texts[i] for i in part.number[some]] for part, some in parts)
-    train_x, test_x, vectors, notes, words = read_texts(
+    train_x, test_x, vectors, notes, entries = read_texts(
         train, test, train, root, vocabulary, length, "texts"
     )
     raw = rows.raw([train_x, test_x], 255, reading_notes(tables), notes, vectors)
-    return replace(raw, encode=partial(_encoded, text, words, length))
+    return replace(raw, encode=partial(_encoded, text, entries, length))
 
 
-def _encoded(column: str, words: Sequence[str], length: int, x: object) -> Tensor | None:
+def _encoded(column: str, entries: Sequence[str], length: int, x: object) -> Tensor | None:
     """The tokens [n, length] of a list of new texts, or of the column of new rows.
 
     None for other things. UserError for rows without the column or without a text.
     """
     import pandas as pd
 
-    if isinstance(x, list | tuple) and all(isinstance(one, str) for one in x):
+    if isinstance(x, list | tuple) and all(isinstance(item, str) for item in x):
         x = pd.DataFrame({column: list(x)})
     if not isinstance(x, pd.DataFrame):
         return None
     table = table_of("x", x)
     known("x: column", column, table.frame.columns)
     texts, number = complete(table, column, texts_of(table, column))
-    return encode([tokenise(texts[i]) for i in number], words, length)
+    return encode([tokenise(texts[i]) for i in number], entries, length)
 
 
 def of_texts(

@@ -79,7 +79,7 @@ def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
 
 
 def cut(
-    labels: Ints, owners: Ints | None, fraction: float, where: str, what: str = "label"
+    labels: Ints, owners: Ints | None, fraction: float, source: str, what: str = "label"
 ) -> tuple[Ints, Ints, str]:
     """(training rows, test rows, a note): rows ascend; together they are all of `labels` [n].
 
@@ -106,10 +106,10 @@ def cut(
     size, many, offset = (
         np.repeat(values, drawable) for values in (drawable, n_test, rng.random(len(sizes)))
     )
-    place = np.arange(len(order)) - np.repeat(
+    rank = np.arange(len(order)) - np.repeat(
         np.cumsum(drawable) - drawable, drawable
     )  # within its owner
-    drawn = np.floor((place + 1) * many / size + offset) > np.floor(place * many / size + offset)
+    drawn = np.floor((rank + 1) * many / size + offset) > np.floor(rank * many / size + offset)
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[order] = drawn
     for label in np.setdiff1d(labels, labels[~is_test]):
@@ -117,7 +117,7 @@ def cut(
     if not is_test.any():
         whose = "" if owners is None else ", and no owner has two"
         raise UserError(
-            f"{where}: {len(labels)} samples are too few to cut a test set from{whose}; add a "
+            f"{source}: {len(labels)} samples are too few to cut a test set from{whose}; add a "
             "test set"
         )
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
@@ -155,7 +155,7 @@ class Labels(NamedTuple):
 
 def classified(
     labels: Sequence[Labels],
-    where: Sequence[str],
+    sources: Sequence[str],
     at: Callable[[int], str],
     names: Sequence[str] | None = None,
 ) -> tuple[list[str], list[Ints]]:
@@ -163,27 +163,27 @@ def classified(
     set if there is one.
 
     The names are sorted: as numbers if all are whole numbers, otherwise as text; `names` has them
-    in another order. `where` begins a message on each of `labels`, `at(i)` names label i. UserError
-    for fewer than two classes, for measurements and identifiers in place of classes, and for test
-    labels that no training sample has.
+    in another order. `sources` begin a message on each of `labels`, `at(i)` names label i.
+    UserError for fewer than two classes, for measurements and identifiers in place of classes, and
+    for test labels that no training sample has.
     """
     classes, n = set(labels[0].texts), len(labels[0].number)
     i = labels[0].first(lambda text: re.fullmatch(FRACTION, text.strip()))
     if i is not None:
         text = labels[0].texts[labels[0].number[i]]
         raise UserError(
-            f"{where[0]} is {text!r} in {at(i)}, a measurement; allowed: whole numbers or text "
+            f"{sources[0]} is {text!r} in {at(i)}, a measurement; allowed: whole numbers or text "
             f"(with {len(classes)} different values it looks like a regression target: of a table, "
             "name the column in `target` in place of `label`; arrays have floats; and choose a "
             "loss for it, such as mse)"
         )
     if len(classes) < 2:
         raise UserError(
-            f"{where[0]} is always {shown(next(iter(classes)))}; at least 2 classes are needed"
+            f"{sources[0]} is always {shown(next(iter(classes)))}; at least 2 classes are needed"
         )
     if 2 * len(classes) > n:
         raise UserError(
-            f"{where[0]} has {len(classes)} different labels in {n} samples; allowed: "
+            f"{sources[0]} has {len(classes)} different labels in {n} samples; allowed: "
             "classes with 2 samples or more on average (is it an identifier or a regression "
             "target, or are these too few rows?)"
         )
@@ -194,13 +194,13 @@ def classified(
         odd = sorted(set(names) ^ classes) or sorted(
             name for name in classes if list(names).count(name) > 1
         )
-        raise UserError(f"{where[0]}: classes has to name each class once; not so: {listed(odd)}")
+        raise UserError(f"{sources[0]}: classes has to name each class once; not so: {listed(odd)}")
     y = [part.among(names) for part in labels]
     if (unknown := y[-1] < 0).any():
         i = int(unknown.argmax())
         text = labels[-1].texts[labels[-1].number[i]]
         raise UserError(
-            f"{where[-1]} is {shown(text)} in {at(i)}, but no training sample is",
+            f"{sources[-1]} is {shown(text)} in {at(i)}, but no training sample is",
             allowed=listed(names, 10),
             meant=closest(text, names),
         )
@@ -261,25 +261,25 @@ def _numbered(owners: Sequence[Any]) -> tuple[list[Ints], list[str]]:
 
 
 def targets(
-    ys: Sequence[Floats], names: list[str], where: Sequence[str], at: Callable[[int], str]
+    ys: Sequence[Floats], names: list[str], sources: Sequence[str], at: Callable[[int], str]
 ) -> tuple[list[str], list[NDArray[Any]]]:
     """(`names`, the targets as float32) of targets [n, t] of training, and of the test set if there
     is one.
 
-    `where` has the words that a message begins with, for each of `ys`. `at(i)` names row i.
+    `sources` has the words that a message begins with, for each of `ys`. `at(i)` names row i.
     Raises UserError for a target that float32 can't hold, and for one that all training samples
     have alike, unless the targets are labels of which others differ.
     """
     numbers: list[NDArray[Any]] = []
-    for y, source in zip(ys, where, strict=True):
+    for y, source in zip(ys, sources, strict=True):
         with np.errstate(over="ignore"):  # becomes infinite, and is refused
             narrow = y.astype(np.float32)
         wrong = ~np.isfinite(narrow)
         if wrong.any():
-            i, t = (int(place) for place in np.argwhere(wrong)[0])
-            of = f" ({names[t]})" if len(names) > 1 else ""
+            i, t = (int(index) for index in np.argwhere(wrong)[0])
+            named = f" ({names[t]})" if len(names) > 1 else ""
             raise UserError(
-                f"{source} is {y[i, t]} in {at(i)}{of}", allowed="finite numbers of float32"
+                f"{source} is {y[i, t]} in {at(i)}{named}", allowed="finite numbers of float32"
             )
         if (alike := merged(y, narrow)).any():
             name = f" ({names[alike.argmax()]})" if len(names) > 1 else ""
@@ -292,9 +292,9 @@ def targets(
         same = [t for t in same if numbers[0][0, t] != IGNORED]
     # Of several labels, one may be rare: a note says so.
     if len(same) == len(names) or (same and not are_labels(*numbers)):
-        of = f" ({listed([names[t] for t in same])})" if len(names) > 1 else ""
+        named = f" ({listed([names[t] for t in same])})" if len(names) > 1 else ""
         always = numbers[0][0, same].tolist()
-        raise UserError(f"{where[0]} is always {always}{of}; there is nothing to learn")
+        raise UserError(f"{sources[0]} is always {always}{named}; there is nothing to learn")
     return names, numbers
 
 
@@ -326,7 +326,7 @@ def alike(what: str, names: Sequence[str]) -> list[str]:
     """A note on the names that a person would read as one."""
     plain = [" ".join(name.split()).casefold() for name in names]
     often = Counter(plain)
-    same = [repr(name) for name, one in zip(names, plain, strict=True) if often[one] > 1]
+    same = [repr(name) for name, folded in zip(names, plain, strict=True) if often[folded] > 1]
     return [f"{what} that differ only in blanks or case: {listed(same, 10)}"] if same else []
 
 
@@ -360,11 +360,11 @@ def _hashes(x: Tensor) -> NDArray[np.uint64]:
     """
     rows = x.contiguous().numpy().reshape(len(x), -1).view(np.uint8)
     width = rows.shape[1]
-    words = -(-width // 8)
-    first, second = np.random.default_rng(0).integers(1, 2**64, (2, words), np.uint64)
+    n_words = -(-width // 8)
+    first, second = np.random.default_rng(0).integers(1, 2**64, (2, n_words), np.uint64)
     hashes = [np.empty(0, np.uint64)]
     for piece in np.array_split(rows, 1 + rows.size // PIECE):
-        whole = np.zeros((len(piece), 8 * words), np.uint8)
+        whole = np.zeros((len(piece), 8 * n_words), np.uint8)
         whole[:, :width] = piece
         mixed = whole.view(np.uint64) * (first | np.uint64(1))
         mixed = (mixed ^ (mixed >> np.uint64(32))) * (second | np.uint64(1))

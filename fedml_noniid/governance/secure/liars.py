@@ -62,9 +62,9 @@ def disputed(clients: Sequence[int], shown: Mapping[int, Tensor]) -> list[int]:
     int64 [M, P, SUMS]; its own row is 0.
     """
     differs = Counter[int]()
-    for (i, one), (j, other) in combinations(enumerate(clients), 2):
-        if {one, other} <= {*shown} and not torch.equal(shown[one][j], shown[other][i]):
-            differs.update((one, other))
+    for (i, client), (j, other) in combinations(enumerate(clients), 2):
+        if {client, other} <= {*shown} and not torch.equal(shown[client][j], shown[other][i]):
+            differs.update((client, other))
     most = max(differs.values(), default=0)
     return [client for client in clients if differs[client] == most > 0]
 

@@ -148,8 +148,8 @@ def _add_stream(values: NDArray[np.int64], seed: bytes, put: np.ufunc) -> None:
         put(part, stream[: len(part)], out=part)
 
 
-def _fields(of: Exchange) -> tuple[bytes, ...]:
-    return _text(of.run), _text(of.study), _text(of.number)
+def _fields(exchange: Exchange) -> tuple[bytes, ...]:
+    return _text(exchange.run), _text(exchange.study), _text(exchange.number)
 
 
 def _text(value: object) -> bytes:

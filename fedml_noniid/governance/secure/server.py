@@ -109,20 +109,20 @@ def summed(
     for attempt in count():
         question = _to(down, left)._replace(step=STEPS * attempt)
         counts = coordinator.ask(question, structure, checked, wanted, compare)
-        earlier = {k: _sets(of["secure"].pop("sets")) for k, of in counts.items()}
+        earlier = {k: _sets(row["secure"].pop("sets")) for k, row in counts.items()}
         clients = largest(earlier, terms.secure_sums)
         if len(clients) < quorum:
-            begun = {tuple(sorted(one)) for of in earlier.values() for one in of}
+            begun = {tuple(sorted(silos)) for sets in earlier.values() for silos in sets}
             few = (
                 f"round {down.round}: {len(clients)} silos may be in one sum, and the quorum is "
                 f"{quorum}: a sum over the silos {', '.join(map(str, sorted(begun)))} was begun, "
                 f"without {_named(sorted({*chain(*begun)}), counts) or 'the others'}"
             )
             # The set that lacks the fewest silos, if these may still come.
-            lacks = {one: len({*one} - {*counts}) for one in begun if {*one} <= {*left}}
-            back = [(n, one) for one, n in lacks.items() if n and len(one) >= quorum]
+            lacks = {silos: len({*silos} - {*counts}) for silos in begun if {*silos} <= {*left}}
+            back = [(n, silos) for silos, n in lacks.items() if n and len(silos) >= quorum]
             if not back:
-                has_lied = any({*one} & {*outliers.left_out} for one in begun)
+                has_lied = any({*silos} & {*outliers.left_out} for silos in begun)
                 kind = LostRoundError if has_lied else QuorumError
                 raise kind(f"{few}{why}; start the server again to go on")
             left = min(back)[1]
@@ -139,7 +139,7 @@ def summed(
         )
         if len(added) == len(clients):
             if not (lied := adding.liars(coordinator, question, clients)):
-                kept = {k: {key: of[key] for key in COUNTS} for k, of in counts.items()}
+                kept = {k: {key: row[key] for key in COUNTS} for k, row in counts.items()}
                 return kept, adding.sums()
             outliers.left_out |= lied
             for client, said_why in lied.items():
@@ -162,17 +162,17 @@ def summed(
 def _sets(of_each: Tensor) -> list[frozenset[int]]:
     """The sets that a silo says it has added its answer to."""
     sets = [frozenset((of_each >= at).nonzero().flatten().tolist()) for at in (1, 2)]
-    return [one for one in sets if one]
+    return [silos for silos in sets if silos]
 
 
 def largest(earlier: Earlier, least: int) -> tuple[int, ...]:
     """The largest set of these silos that finds no refusal: of all of them, of an earlier set, or
     of `least` silos less."""
     there, best = frozenset(earlier), frozenset[int]()
-    known = dict.fromkeys(one for of in earlier.values() for one in of)
-    fewer = [frozenset(sorted(one & there)[: max(len(one) - least, 0)]) for one in known]
-    for one in (there, *known, *fewer):
-        now, before = one & there, frozenset[int]()
+    known = dict.fromkeys(silos for sets in earlier.values() for silos in sets)
+    fewer = [frozenset(sorted(silos & there)[: max(len(silos) - least, 0)]) for silos in known]
+    for silos in (there, *known, *fewer):
+        now, before = silos & there, frozenset[int]()
         while now != before:  # a silo that says it has been in other sets costs only itself
             now, before = frozenset(k for k in now if admits(earlier[k], now, least)), now
         best = max(best, now, key=len)

@@ -88,13 +88,13 @@ class SecureSilo:
         terms: Terms,
         rank: int,
         kit: Path,
-        of: tuple[str, str],
+        names: tuple[str, str],
         path: Path,
     ) -> None:
-        """`kit`: the folder with this silo's certificates. `of`: the run and the SHA-256 of the
+        """`kit`: the folder with this silo's certificates. `names`: the run and the SHA-256 of the
         study. `path`: the file with the sets that this silo has added to. It survives restarts and
         runs. Raises UserError."""
-        self._inner, self._terms, self._of = answered, terms, of
+        self._inner, self._terms, self._names = answered, terms, names
         self._sets = Sets(path, f"rank {rank}")
         self._rank, self._folder, self._kit = rank, kit, certificates.Kit.read(kit, rank)
         self._made: _Made | None = None
@@ -132,13 +132,13 @@ class SecureSilo:
         }
         norms = outliers.norms(vectors.added(made.leaves))
         sent["secure/norms"] = torch.tensor([*norms.values()], dtype=torch.float64)
-        sent["secure/levels"], earlier = made.levels, self._sets.of(made.answer)
-        of_each = [sum(k in one for one in earlier) for k in range(self._terms.silos)]
+        sent["secure/levels"], earlier = made.levels, self._sets.earlier(made.answer)
+        of_each = [sum(k in clients for clients in earlier) for k in range(self._terms.silos)]
         sent["secure/sets"] = torch.tensor(of_each, dtype=torch.uint8)
         return {"client": client, "exchange": down.exchange, "leaves": sent}
 
     def _exchange(self, down: Down) -> masks.Exchange:
-        return masks.Exchange(*self._of, down.exchange)
+        return masks.Exchange(*self._names, down.exchange)
 
     def _added(self, down: Down) -> Params:
         """The masked vector for the sum over a set. Raises UserError."""
@@ -250,9 +250,9 @@ class Sets:
         """`path`: a file that grows by a line per sum. Processes may share it. Raises UserError if
         it was changed, or is of another `owner`."""
         self._lines = ChainedLines(path, "record of sums", owner, REMEDY)
-        self.of("")
+        self.earlier("")
 
-    def of(self, answer: str) -> list[set[int]]:
+    def earlier(self, answer: str) -> list[set[int]]:
         """The sets, the first one first. Raises UserError."""
         with self._read(answer) as earlier:
             return earlier
@@ -278,7 +278,7 @@ class Sets:
         with writing(path), opened(path, "ab", private=True) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             known = self._lines.read()
-            yield [{*of["silos"]} for of in known if of["answer"] == answer]
+            yield [{*line["silos"]} for line in known if line["answer"] == answer]
 
 
 def question_of(down: Down) -> str:

@@ -67,16 +67,19 @@ def segments(leaves: Params, there: Tensor) -> list[Segment]:
 
 def length(leaves: Params, there: Tensor) -> int:
     """The numbers in the vector of a reply with these tensors; `there`: as from `together`."""
-    return sum(one.size for one in segments(leaves, there))
+    return sum(segment.size for segment in segments(leaves, there))
 
 
 def parts(leaves: Params, there: Tensor) -> list[tuple[Part, int]]:
     """The part of the answer to which the numbers of a vector belong, from the first to the last,
     and how many follow each other."""
     return [
-        (Part(outliers.part(one.key), one.level, piece == 0), one.size // one.pieces)
-        for one in segments(leaves, there)
-        for piece in range(one.pieces)
+        (
+            Part(outliers.part(segment.key), segment.level, piece == 0),
+            segment.size // segment.pieces,
+        )
+        for segment in segments(leaves, there)
+        for piece in range(segment.pieces)
     ]
 
 
@@ -89,10 +92,10 @@ def packed(
     """
     n, parts = leaves["n"].item(), [torch.zeros(0, dtype=torch.int64)]
     for (key, leaf), mine, at in zip(added(leaves).items(), own.tolist(), there, strict=True):
-        omega, of = (1, silos) if by.ones(key) else (n, total)
+        omega, whole = (1, silos) if by.ones(key) else (n, total)
         zeros = [torch.zeros(leaf.numel(), dtype=torch.int64)] * _pieces(leaf.dtype)
         for level_ in at.nonzero().flatten().tolist():
-            parts += addend(leaf, omega, of, mine) if level_ == mine else zeros
+            parts += addend(leaf, omega, whole, mine) if level_ == mine else zeros
     return torch.cat(parts)
 
 
@@ -104,10 +107,10 @@ def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -
         for key, leaf in added(leaves).items()
     }
     laid_out = segments(leaves, there)
-    for one, numbers in zip(
-        laid_out, torch.split(vector, [one.size for one in laid_out]), strict=True
+    for segment, numbers in zip(
+        laid_out, torch.split(vector, [segment.size for segment in laid_out]), strict=True
     ):
-        growing[one.key].put_sum(one.level, numbers.chunk(one.pieces))
+        growing[segment.key].put_sum(segment.level, numbers.chunk(segment.pieces))
     # A Growing stands in a Reply in place of a tensor.
     return unflatten(cast("Params", growing), {key: schema[key] for key in ADDED})
 
@@ -115,9 +118,9 @@ def sums(vector: Tensor, schema: Tree, by: Weighing, there: Tensor, n: Tensor) -
 def unit(by: Weighing, key: str, level_: int, n: float, total: float, silos: int) -> float:
     """What a number of the tensor `key` is multiplied by, before it is rounded to an integer at a
     level, by a silo with `n` of the `total` samples of `silos` silos."""
-    omega, of = (1.0, float(silos)) if by.ones(key) else (n, total)
+    omega, whole = (1.0, float(silos)) if by.ones(key) else (n, total)
     weights = torch.tensor([omega / 2.0 ** (STEP * level_)], dtype=torch.float64)
-    return Weights.from_numbers(weights, torch.float64, False, of).factors.item()
+    return Weights.from_numbers(weights, torch.float64, False, whole).factors.item()
 
 
 def added(leaves: Params) -> Params:

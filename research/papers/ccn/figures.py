@@ -35,7 +35,7 @@ def similarity(target: Target, measured: Measured) -> Built:
     }
     missing: list[str] = []
     original, normalised = (
-        {r.seed: r for r in measured.found(at, how, missing)} for how, at in places.items()
+        {r.seed: r for r in measured.finished(at, how, missing)} for how, at in places.items()
     )
     seeds = sorted(original.keys() & normalised.keys())  # differences are seed by seed
     if not seeds:
@@ -67,17 +67,17 @@ def _picture(before: Values, after: Values, weights: Values) -> bytes:
         "what the normalisation changes",
         "weights of the normalisation (FedAvg: grey)",
     ]
-    figure, (both, change, given) = panels(titles, x="round")
+    figure, (both, change, weight) = panels(titles, x="round")
     rounds, clients = np.arange(1, weights.shape[1] + 1).tolist(), weights.shape[2]
     for k in range(clients):
         style, name = look(k) | {"linestyle": "solid"}, f"client {k + 1}"
         line(both, rounds, before[:, :, k], f"{name}, FedAvg", style | {"linestyle": (0, (4, 2))})
         line(both, rounds, after[:, :, k], f"{name}, normalised", style)
         line(change, rounds, (after - before)[:, :, k], name, style)
-        line(given, rounds, weights[:, :, k], name, style)
+        line(weight, rounds, weights[:, :, k], name, style)
     change.axhline(0, color=GREY, linewidth=0.8)
-    given.axhline(1 / clients, color=GREY, linewidth=0.8)
-    for axes, label in ((both, "cosine"), (change, "difference of cosines"), (given, "weight")):
+    weight.axhline(1 / clients, color=GREY, linewidth=0.8)
+    for axes, label in ((both, "cosine"), (change, "difference of cosines"), (weight, "weight")):
         axes.set_ylabel(label)
         axes.ticklabel_format(
             axis="y", useOffset=False
@@ -119,11 +119,11 @@ def convergence(target: Target, measured: Measured) -> Built:
 def _pairs(spec: Mapping[str, Any], lines: Panels) -> Iterator[str]:
     """How often and by how much the normalised lines lie above the original ones; early and
     late."""
-    for title, of in lines.items():
+    for title, by_name in lines.items():
         pairs = {
-            name: (of[name], of[other])
+            name: (by_name[name], by_name[other])
             for name, other in spec["dashed"].items()
-            if name in of and other in of
+            if name in by_name and other in by_name
         }
         gaps = {name: gap for name, pair in pairs.items() if len(gap := _gap(*pair))}
         if not gaps:
@@ -154,10 +154,10 @@ def _gap(original: curves.Line, normalised: curves.Line) -> Values:
     if not seeds:
         return np.empty(0)
     before, after = (
-        one.values[
-            np.ix_([one.seeds.index(s) for s in seeds], [one.rounds.index(t) for t in rounds])
+        method.values[
+            np.ix_([method.seeds.index(s) for s in seeds], [method.rounds.index(t) for t in rounds])
         ]
-        for one in (original, normalised)
+        for method in (original, normalised)
     )
     gap: Values = (after - before).mean(0)
     return gap

@@ -42,15 +42,16 @@ def activations(target: Target, measured: Measured) -> Built:
     to none.
     """
     spec = target.spec
-    where = {"study": spec["study"], "scenario": spec["scenario"]}
+    source = {"study": spec["study"], "scenario": spec["scenario"]}
     groups = {
-        name: measured.group(where | {"recipe": recipe}) for name, recipe in spec["methods"].items()
+        name: measured.group(source | {"recipe": recipe})
+        for name, recipe in spec["methods"].items()
     }
     divergences = [
         sentence for name, group in groups.items() for sentence in group.divergence_of(name)
     ]
     runs = {name: {run.seed: run for run in group.runs} for name, group in groups.items()}
-    seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in runs.values())))
     if not seeds:
         missing = tuple(
             name for name, group in groups.items() if not group.runs and not group.diverged
@@ -59,7 +60,8 @@ def activations(target: Target, measured: Measured) -> Built:
             (), {}, tuple(divergences), missing or (() if divergences else ("a seed of both",))
         )
     drifts = [
-        _read(target, measured, {name: of[seed] for name, of in runs.items()}) for seed in seeds
+        _read(target, measured, {name: by_seed[seed] for name, by_seed in runs.items()})
+        for seed in seeds
     ]
     lines = [
         [
@@ -74,24 +76,24 @@ def activations(target: Target, measured: Measured) -> Built:
         for m, bound in enumerate(drift.bound)
         for name, after in drift.after.items()
     ]
-    words = [
+    sentences = [
         *divergences,
         f"Shown is seed {seeds[0]}.",
-        *(sentence for one in drifts for sentence in _words(one)),
+        *(sentence for drift in drifts for sentence in _words(drift)),
     ]
     printed = [["", *map(str, (target.reported or {})["columns"])]]
     for title, values in (target.reported or {})["rows"].items():
         printed.append([str(title), *("" if x is None else as_printed(x) for x in values)])
     files = {"csv": as_csv(HEADER, lines)}
-    return Built(_table(drifts[0]), files, tuple(words), printed=printed)
+    return Built(_table(drifts[0]), files, tuple(sentences), printed=printed)
 
 
 def _read(target: Target, measured: Measured, runs: Mapping[str, ItemResult]) -> _Drift:
     study, clients = str(target.spec["study"]), list(target.spec["clients"])
-    one = next(iter(runs.values()))
-    samples = measured.client_samples(study, one.scenario, one.seed)
+    run = next(iter(runs.values()))
+    samples = measured.client_samples(study, run.scenario, run.seed)
     if samples is None:
-        raise UserError(f"{target.id}: study {study} has no partition {one.scenario}-{one.seed}")
+        raise UserError(f"{target.id}: study {study} has no partition {run.scenario}-{run.seed}")
     for client, n in enumerate((samples.counts > 0).sum(1)):
         if n != 1:
             raise UserError(
@@ -101,16 +103,17 @@ def _read(target: Target, measured: Measured, runs: Mapping[str, ItemResult]) ->
     before, after, bound = {}, {}, {}  # [C, M], of C-1
     for name, run in runs.items():
         recorded = measured.recorded(run, study)
-        place = recorded["round/clients"][-1].tolist().index(clients[0])
+        position = recorded["round/clients"][-1].tolist().index(clients[0])
         before[name], after[name], bound[name] = (
-            recorded[f"fednlr/{quantity}"][-1, place] for quantity in ("before", "after", "bound")
+            recorded[f"fednlr/{quantity}"][-1, position]
+            for quantity in ("before", "after", "bound")
         )
     start, *others = before.values()
     highest, second = start.topk(2, dim=0).values
     classes = samples.counts.argmax(1)[clients]
     return _Drift(
-        one.seed,
-        one.rows[-2]["test_accuracy"] if len(one.rows) > 1 else float("nan"),
+        run.seed,
+        run.rows[-2]["test_accuracy"] if len(run.rows) > 1 else float("nan"),
         classes,
         start[classes].numpy(),
         {name: values[classes[1]].numpy() for name, values in after.items()},
@@ -145,8 +148,8 @@ def _table(drift: _Drift) -> list[list[str]]:
 
 def _words(drift: _Drift) -> Iterator[str]:
     """Sentences on the claim of table 4, for one seed."""
-    of = f"classes {drift.classes[0]} and {drift.classes[1]}"
-    about = f"Seed {drift.seed} ({of}, accuracy before the round {drift.accuracy:.1%})"
+    classes = f"classes {drift.classes[0]} and {drift.classes[1]}"
+    about = f"Seed {drift.seed} ({classes}, accuracy before the round {drift.accuracy:.1%})"
     if not drift.same:
         yield (
             f"{about}: the methods do not start from the same model, so that nothing can be "

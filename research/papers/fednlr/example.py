@@ -80,8 +80,8 @@ def example_network(target: Target, measured: Measured) -> Built:
     values = {name: [*activations(w, x), *probabilities(w, x)] for name, w in models.items()}
     table = [["", "before", "after client 1, FedAvg", "change", "after client 1, FedNLR", "change"]]
     agree = 0
-    for place, (title, printed) in enumerate(target.reported["rows"].items()):
-        before, after, nlr = (float(values[name][place]) for name in ("before", "FedAvg", "FedNLR"))
+    for index, (title, printed) in enumerate(target.reported["rows"].items()):
+        before, after, nlr = (float(values[name][index]) for name in ("before", "FedAvg", "FedNLR"))
         agree += sum(
             f"{ours:.2f}" == f"{theirs:.2f}"
             for ours, theirs in zip((before, after), printed, strict=True)
@@ -97,7 +97,7 @@ def example_network(target: Target, measured: Measured) -> Built:
             ]
         )
     down = {name: values[name][1] - values["before"][1] for name in ("FedAvg", "FedNLR")}
-    words = (
+    sentences = (
         (
             f"{agree} of {2 * len(target.reported['rows'])} numbers are those that eq. 9 "
             "prints, to "
@@ -106,4 +106,4 @@ def example_network(target: Target, measured: Measured) -> Built:
         f"The neuron that is bound to class 2 changes by {down['FedAvg']:+.4f} with FedAvg and by "
         f"{down['FedNLR']:+.4f} with FedNLR.",
     )
-    return Built(table, {"csv": as_csv(table[0], table[1:])}, words)
+    return Built(table, {"csv": as_csv(table[0], table[1:])}, sentences)

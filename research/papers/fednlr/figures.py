@@ -41,16 +41,16 @@ class _Found(NamedTuple):
     missing: tuple[str, ...]
     step: float  # one test sample
 
-    def gain(self, place: Place, base: Place) -> Comparison | None:
+    def gain(self, position: Place, base: Place) -> Comparison | None:
         """The difference on the same seeds; None without one."""
-        gain = paired("", self.seeds.get(place, {}), self.seeds.get(base, {}), self.step)
+        gain = paired("", self.seeds.get(position, {}), self.seeds.get(base, {}), self.step)
         return gain if gain.differences else None
 
     def csv(self, *header: str) -> bytes:
         """CSV text with one line per place and seed."""
         lines = [
-            [*(part.removeprefix("mu ") for part in place), seed, value]
-            for place, values in self.seeds.items()
+            [*(part.removeprefix("mu ") for part in position), seed, value]
+            for position, values in self.seeds.items()
             for seed, value in values.items()
         ]
         return as_csv([*header, "seed", "accuracy"], lines)
@@ -67,20 +67,20 @@ def _read(target: Target, measured: Measured, places: Mapping[Place, Mapping[str
     """
     seeds, cells, step = {}, {}, 0.0
     missing: list[str] = []
-    for place, parts in places.items():
+    for position, parts in places.items():
         at = {"study": target.spec.get("study"), "scenario": target.spec["scenario"], **parts}
-        cells[place] = NOT_HERE
+        cells[position] = NOT_HERE
         if measured.is_wanted(at):
-            measured.found(at, ", ".join(filter(None, place)), missing)
+            measured.finished(at, ", ".join(filter(None, position)), missing)
             statistic = str(target.spec["statistic"])
             values = contrasts.level(measured, at, statistic, 100)
             step = max(step, 100 * contrasts.step(statistic, measured.group(at).runs))
             without = "diverges" if measured.group(at).diverged else NOT_YET
-            cells[place] = (
+            cells[position] = (
                 plus_minus(spread(values.values())) + measured.mark(at) if values else without
             )
             if values and not measured.group(at).diverged:
-                seeds[place] = values
+                seeds[position] = values
     return _Found(seeds, cells, tuple(missing), step)
 
 
@@ -90,7 +90,7 @@ def learning_rates(target: Target, measured: Measured) -> Built:
     Keys: `methods`: name -> recipe, the first is the baseline; `rates`: learning rate -> {study}.
     """
     base, *others = names = list(target.spec["methods"])
-    rates = {f"{rate:g}": where for rate, where in target.spec["rates"].items()}
+    rates = {f"{rate:g}": source for rate, source in target.spec["rates"].items()}
     recipes = target.spec["methods"].items()
     groups = _read(
         target,
@@ -107,7 +107,7 @@ def learning_rates(target: Target, measured: Measured) -> Built:
                 *(_gained(gains[r, m]) for m in others),
             ]
         )
-    words = [
+    sentences = [
         f"At {r} {m} less {base} is {evidence(gain, unit=' points')}."
         for (r, m), gain in gains.items()
         if gain
@@ -118,7 +118,7 @@ def learning_rates(target: Target, measured: Measured) -> Built:
         heights = {m: [spread(groups.seeds.get((r, m), {}).values()) for r in rates] for m in names}
         bars(axes, list(rates), heights, (BASELINE_COLOUR, *COLOURS))
         files["png"] = png(figure)
-    return Built(table, files, tuple(words), groups.missing)
+    return Built(table, files, tuple(sentences), groups.missing)
 
 
 def ratios(target: Target, measured: Measured) -> Built:
@@ -135,11 +135,11 @@ def ratios(target: Target, measured: Measured) -> Built:
     table = [["setting of mu", "accuracy, %", "gain over FedAvg"]]
     table += [[title, groups.cells[title,], _gained(gain)] for title, gain in every.items()]
     files = {"csv": groups.csv("setting")}
-    words = []
+    sentences = []
     if gains:
         means = {title: gain.mean for title, gain in gains.items()}
         high, low = extremes(means)
-        words.append(
+        sentences.append(
             f"{sum(mean > 0 for mean in means.values())} of {len(gains)} settings have a higher "
             "mean than FedAvg; "
             f"paired t tests over seeds, with Holm's adjustment for {len(gains)}, confirm "
@@ -147,7 +147,7 @@ def ratios(target: Target, measured: Measured) -> Built:
         )
         if len(gains) > 1:
             ends = (f"{title} ({_gained(gains[title])})" for title in (high, low))
-            words.append(f"The highest is {', the lowest '.join(ends)}.")
+            sentences.append(f"The highest is {', the lowest '.join(ends)}.")
         figure, (axes,) = panels(
             [""], x="accuracy above FedAvg, points", size=(6.4, 0.6 + 0.36 * len(gains))
         )
@@ -157,7 +157,7 @@ def ratios(target: Target, measured: Measured) -> Built:
         axes.axvline(0, color=RED, linewidth=1.2)
         axes.grid(visible=False, axis="y")
         files["png"] = png(figure)
-    return Built(table, files, tuple(words), groups.missing)
+    return Built(table, files, tuple(sentences), groups.missing)
 
 
 def layers(target: Target, measured: Measured) -> Built:
@@ -171,11 +171,13 @@ def layers(target: Target, measured: Measured) -> Built:
     }
     base = ("FedAvg", "")
     groups = _read(target, measured, dict(points) | {base: {"recipe": target.spec["baseline"]}})
-    here = [place for place in points if groups.cells[place] != NOT_HERE]
+    here = [position for position in points if groups.cells[position] != NOT_HERE]
     names, mus = (
         (list(dict.fromkeys(axis)) for axis in zip(*here, strict=True)) if here else ([], [])
     )
-    means = {place: statistics.fmean(values.values()) for place, values in groups.seeds.items()}
+    means = {
+        position: statistics.fmean(values.values()) for position, values in groups.seeds.items()
+    }
     line = means.pop(base, None)
     table = [
         ["layer", *mus],
@@ -186,7 +188,9 @@ def layers(target: Target, measured: Measured) -> Built:
         figure, (axes,) = panels([""], x="the layer that is scaled", y=ACCURACY, size=(7, 3.8))
         for marker, colour, mu in zip(MARKERS, COLOURS, mus, strict=False):
             points_of = {
-                names.index(layer): value for (layer, one), value in means.items() if one == mu
+                names.index(layer): value
+                for (layer, strength), value in means.items()
+                if strength == mu
             }
             axes.plot(
                 list(points_of),
@@ -207,10 +211,10 @@ def _layer_words(means: Mapping[Place, float], line: float | None) -> Iterator[s
     """The number of points above FedAvg, also by mu, and the layer that the choice of mu moves
     most."""
     if line is not None and means:
-        above = {place: value > line for place, value in means.items()}
+        above = {position: value > line for position, value in means.items()}
         yield f"{sum(above.values())} of {len(means)} points are above FedAvg ({line:.2f} %)."
         by_mu = {
-            mu: [up for (_, one), up in above.items() if one == mu]
+            mu: [up for (_, strength), up in above.items() if strength == mu]
             for mu in sorted({mu for _, mu in means})
         }
         yield (
@@ -218,7 +222,8 @@ def _layer_words(means: Mapping[Place, float], line: float | None) -> Iterator[s
             f"{', '.join(f'{mu} in {sum(up)} of {len(up)} layers' for mu, up in by_mu.items())}."
         )
     by_layer = {
-        layer: [value for (one, _), value in means.items() if one == layer] for layer, _ in means
+        layer: [value for (strength, _), value in means.items() if strength == layer]
+        for layer, _ in means
     }
     moved = {
         layer: max(values) - min(values) for layer, values in by_layer.items() if len(values) > 1
@@ -235,9 +240,9 @@ def _layer_words(means: Mapping[Place, float], line: float | None) -> Iterator[s
 def temperature(target: Target, measured: Measured) -> Built:
     """Figure 3: T_l by layer for each of `methods`, over clients and rounds, from the run of the
     first seed."""
-    spec, where = target.spec, {key: target.spec[key] for key in ("study", "scenario")}
+    spec, source = target.spec, {key: target.spec[key] for key in ("study", "scenario")}
     drawn: dict[str, dict[str, Values]] = {}  # method -> layer -> T [rounds, clients]
-    words: list[str] = []
+    sentences: list[str] = []
     missing: list[str] = []
     table = [
         [
@@ -251,8 +256,8 @@ def temperature(target: Target, measured: Measured) -> Built:
         ]
     ]
     for name, recipe in spec["methods"].items():
-        runs = measured.found(where | {"recipe": recipe}, name, missing)
-        words += measured.group(where | {"recipe": recipe}).divergence_of(name)
+        runs = measured.finished(source | {"recipe": recipe}, name, missing)
+        sentences += measured.group(source | {"recipe": recipe}).divergence_of(name)
         if not runs:
             continue
         recorded = measured.recorded(runs[0], str(spec["study"]))
@@ -273,13 +278,13 @@ def temperature(target: Target, measured: Measured) -> Built:
             )
         means = {layer: float(t.mean()) for layer, t in drawn[name].items()}
         high, low = extremes(means)
-        words.append(
+        sentences.append(
             f"{name}: the highest temperature is that of {high}, layer {order.index(high) + 1} "
             f"of {len(order)} "
             f"({means[high]:.3g} on average), the lowest that of {low} ({means[low]:.3g})."
         )
     if not drawn:
-        return nothing(missing, words)
+        return nothing(missing, sentences)
     figure, grid = panels(list(drawn), y="T_l: clients (dots) and their mean")
     for axes, of_layer in zip(grid, drawn.values(), strict=True):
         t = np.stack(list(of_layer.values()))  # [L, rounds, clients]
@@ -302,4 +307,4 @@ def temperature(target: Target, measured: Measured) -> Built:
         for (r, k), x in np.ndenumerate(t)
     ]
     content = as_csv(["method", "layer", "round", "client_index", "T"], lines)
-    return Built(table, {"png": png(figure), "csv": content}, tuple(words), tuple(missing))
+    return Built(table, {"png": png(figure), "csv": content}, tuple(sentences), tuple(missing))

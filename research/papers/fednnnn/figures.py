@@ -89,17 +89,17 @@ def _late(_: Mapping[str, Any], panels: Panels) -> Iterator[str]:
 def network(target: Target, measured: Measured) -> Built:
     """The layers of a network with their numbers of parameters, in brackets what the paper says
     where it differs."""
-    found, reported = _layers(target), target.reported or {"rows": {}, "columns": []}
+    counted, reported = _layers(target), target.reported or {"rows": {}, "columns": []}
     columns, titles = list(reported["columns"]), list(reported["rows"])
     kinds = [re.sub(r" \(\d+\)$|\d+$", "", title) for title in titles]  # without a number
-    if kinds != [layer.kind for layer in found]:
-        layers = ", ".join(layer.kind for layer in found)
+    if kinds != [layer.kind for layer in counted]:
+        layers = ", ".join(layer.kind for layer in counted)
         raise UserError(
             f"{target.id}: the rows of reported.yaml are {', '.join(titles)}; the network has "
             f"{layers}"
         )
     lines, other, entries = [["", *columns, "Parameters"]], [], 0
-    for title, layer in zip(titles, found, strict=True):
+    for title, layer in zip(titles, counted, strict=True):
         cells = []
         for column, ours, theirs in zip(columns, layer.cells, reported["rows"][title], strict=True):
             differs = theirs is not None and str(theirs) != ours
@@ -107,9 +107,9 @@ def network(target: Target, measured: Measured) -> Built:
             other += [f"{title}, {column}"] * differs
             cells.append(f"{ours} ({theirs})" if differs else ours)
         lines.append([title, *cells, f"{layer.parameters:,}" if layer.parameters else NONE])
-    total = sum(layer.parameters for layer in found)
-    title, largest = max(zip(titles, found, strict=True), key=lambda pair: pair[1].parameters)
-    words = (
+    total = sum(layer.parameters for layer in counted)
+    title, largest = max(zip(titles, counted, strict=True), key=lambda pair: pair[1].parameters)
+    sentences = (
         f"{entries - len(other)} of the {entries} entries that the paper prints are this network's"
         f"{'; not: ' + '; '.join(other) if other else ''}.",
         f"{total:,} parameters, which the paper does not count; {title} has "
@@ -117,9 +117,10 @@ def network(target: Target, measured: Measured) -> Built:
         "of them.",
     )
     numbers = [
-        [title, *layer.cells, layer.parameters] for title, layer in zip(titles, found, strict=True)
+        [title, *layer.cells, layer.parameters]
+        for title, layer in zip(titles, counted, strict=True)
     ]
-    return Built(lines, {"csv": as_csv(["layer", *columns, "parameters"], numbers)}, words)
+    return Built(lines, {"csv": as_csv(["layer", *columns, "parameters"], numbers)}, sentences)
 
 
 def _first(line: Line, level: float) -> str:

@@ -34,44 +34,49 @@ def heat_maps(target: Target, measured: Measured) -> Built:
     maps, missing = {}, []
     for panel in target.spec["panels"]:
         seed = measured.studies[panel["study"]].content["seeds"][0]
-        one = measured.client_samples(panel["study"], panel["scenario"], seed)
-        if one is None:
+        samples = measured.client_samples(panel["study"], panel["scenario"], seed)
+        if samples is None:
             missing.append(str(panel["title"]))
         else:
-            maps[str(panel["title"])] = one
+            maps[str(panel["title"])] = samples
     if not maps:
         return nothing(missing)
-    widths, heights = zip(*(heatmap.panel_size(one.counts) for one in maps.values()), strict=True)
+    widths, heights = zip(
+        *(heatmap.panel_size(samples.counts) for samples in maps.values()), strict=True
+    )
     figure = Figure(
         figsize=(sum(widths) + 0.9 * len(maps), max(heights) + 1.3), dpi=130, layout="constrained"
     )
     FigureCanvasAgg(figure)
     grid = figure.subplots(1, len(maps), squeeze=False, width_ratios=widths)[0]
-    for axes, (title, one) in zip(grid, maps.items(), strict=True):
-        heatmap.draw(axes, one.counts, one.classes, title)
+    for axes, (title, samples) in zip(grid, maps.items(), strict=True):
+        heatmap.draw(axes, samples.counts, samples.classes, title)
     lines = [
-        [title, client, one.classes[c], n]
-        for title, one in maps.items()
-        for (client, c), n in np.ndenumerate(one.counts)
+        [title, client, samples.classes[c], n]
+        for title, samples in maps.items()
+        for (client, c), n in np.ndenumerate(samples.counts)
     ]
     files = {"png": png(figure), "csv": as_csv(["panel", "client", "class", "samples"], lines)}
     return Built(
-        (), files, tuple(f"{title}: {_uneven(one)}" for title, one in maps.items()), tuple(missing)
+        (),
+        files,
+        tuple(f"{title}: {_uneven(samples)}" for title, samples in maps.items()),
+        tuple(missing),
     )
 
 
-def _uneven(one: ClientSamples) -> str:
+def _uneven(samples: ClientSamples) -> str:
     """What is uneven about a partition: its fullest cell, its empty ones, sizes of clients, shares
     of classes."""
-    client, label = np.unravel_index(one.counts.argmax(), one.counts.shape)
-    sizes = one.counts.sum(1)
-    shares = one.counts / sizes[:, None]
-    empty = np.flatnonzero(one.counts[client] == 0)
-    without = f", and none of {', '.join(one.classes[c] for c in empty)}" if len(empty) else ""
+    client, label = np.unravel_index(samples.counts.argmax(), samples.counts.shape)
+    sizes = samples.counts.sum(1)
+    shares = samples.counts / sizes[:, None]
+    empty = np.flatnonzero(samples.counts[client] == 0)
+    without = f", and none of {', '.join(samples.classes[c] for c in empty)}" if len(empty) else ""
     return (
-        f"client {client} holds the most of one class, {one.counts.max()} of "
-        f"{one.classes[int(label)]}{without}; "
-        f"{(one.counts == 0).sum()} of {one.counts.size} cells are empty; clients hold "
+        f"client {client} holds the most of one class, {samples.counts.max()} of "
+        f"{samples.classes[int(label)]}{without}; "
+        f"{(samples.counts == 0).sum()} of {samples.counts.size} cells are empty; clients hold "
         f"{sizes.min()} to {sizes.max()} "
         f"samples; a class is {100 * shares.min():.1f} to {100 * shares.max():.1f} % of a client's."
     )
@@ -98,38 +103,43 @@ def refinement(target: Target, measured: Measured) -> Built:
     missing: list[str] = []
     for panel in target.spec["panels"]:
         title = str(panel["title"])
-        runs = measured.found(panel, title, missing)
-        one = _worst(measured, panel, runs[0]) if runs else None
-        if one is not None:
-            refined[title] = one
+        runs = measured.finished(panel, title, missing)
+        client = _worst(measured, panel, runs[0]) if runs else None
+        if client is not None:
+            refined[title] = client
         elif runs:
             missing.append(title)
     if not refined:
         return nothing(missing)
-    titles = [f"{title} (client {one.client})" for title, one in refined.items()]
+    titles = [f"{title} (client {client.client})" for title, client in refined.items()]
     figure, grid = panels(titles, 1, y="accuracy", size=(7.6, 3.1 * len(refined)))
-    for axes, one in zip(grid, refined.values(), strict=True):
-        names = [f"{name}\n{n}" for name, n in zip(one.classes, one.samples, strict=True)]
-        heights = {"before": one.before.tolist(), "after": one.after.tolist()}
+    for axes, client in zip(grid, refined.values(), strict=True):
+        names = [f"{name}\n{n}" for name, n in zip(client.classes, client.samples, strict=True)]
+        heights = {"before": client.before.tolist(), "after": client.after.tolist()}
         bars(
             axes,
             names,
-            {when: [Spread(x, None, 1) for x in of] for when, of in heights.items()},
+            {when: [Spread(x, None, 1) for x in values] for when, values in heights.items()},
             (COLOURS[5], COLOURS[0]),
         )
         axes.tick_params(axis="x", labelsize=8)
         axes.set_ylim(0, 1)
     lines = [
-        [title, one.client, c, n, f"{before:.6f}", f"{after:.6f}"]
-        for title, one in refined.items()
-        for c, n, before, after in zip(one.classes, one.samples, one.before, one.after, strict=True)
+        [title, client.client, c, n, f"{before:.6f}", f"{after:.6f}"]
+        for title, client in refined.items()
+        for c, n, before, after in zip(
+            client.classes, client.samples, client.before, client.after, strict=True
+        )
     ]
     files = {
         "png": png(figure),
         "csv": as_csv(["panel", "client", "class", "samples", "before", "after"], lines),
     }
     return Built(
-        (), files, tuple(f"{title}: {_gain(one)}" for title, one in refined.items()), tuple(missing)
+        (),
+        files,
+        tuple(f"{title}: {_gain(client)}" for title, client in refined.items()),
+        tuple(missing),
     )
 
 
@@ -140,9 +150,9 @@ def _worst(measured: Measured, panel: Mapping[str, Any], run: ItemResult) -> Ref
         measured.recorded(run, panel["study"]),
         "test_" if panel["on"] == "test" else "",
     )
-    one = measured.client_samples(panel["study"], panel["scenario"], run.seed)
+    samples = measured.client_samples(panel["study"], panel["scenario"], run.seed)
     method = next((method for method in run.composition.split("+") if method in METHODS), "")
-    if one is None or f"{method}/refine.{name}before" not in recorded:
+    if samples is None or f"{method}/refine.{name}before" not in recorded:
         return None
     refined = (
         recorded[f"{method}/refined"][-1].nonzero().flatten()
@@ -153,23 +163,23 @@ def _worst(measured: Measured, panel: Mapping[str, Any], run: ItemResult) -> Ref
         recorded[f"{method}/refine.{name}{when}"][-1, worst].double().numpy()
         for when in ("before", "after")
     )
-    return Refined(client, one.counts[client], one.classes, before, after)
+    return Refined(client, samples.counts[client], samples.classes, before, after)
 
 
-def _gain(one: Refined) -> str:
+def _gain(refined: Refined) -> str:
     """The mean gain, where it is largest, and whether it falls with the number of samples, as the
     paper says."""
-    gain = one.after - one.before
+    gain = refined.after - refined.before
     known = ~np.isnan(gain)
     most, least = int(np.nanargmax(gain)), int(np.nanargmin(gain))
     text = (
-        f"client {one.client} gains {gain[known].mean():+.4f} on average, most in "
-        f"{one.classes[most]} "
-        f"({gain[most]:+.4f}, {one.samples[most]} samples), least in {one.classes[least]} "
+        f"client {refined.client} gains {gain[known].mean():+.4f} on average, most in "
+        f"{refined.classes[most]} "
+        f"({gain[most]:+.4f}, {refined.samples[most]} samples), least in {refined.classes[least]} "
         f"({gain[least]:+.4f}, "
-        f"{one.samples[least]} samples)"
+        f"{refined.samples[least]} samples)"
     )
-    tau = kendalltau(one.samples[known], gain[known])
+    tau = kendalltau(refined.samples[known], gain[known])
     if not math.isfinite(tau.statistic):
         return f"{text}."
     clear = "told apart from none" if tau.pvalue < 0.05 else "not told apart from none"

@@ -84,7 +84,7 @@ def chosen(counts: Sequence[Ints], classes: Sequence[int]) -> list[int]:
 def discrepancy(shown: Sequence[Shown]) -> float:
     """Equation 2, the distance between the mean features of two clients, averaged over all
     pairs."""
-    means = [one.phi.mean(0) for one in shown]
+    means = [features.phi.mean(0) for features in shown]
     pairs = [(a, b) for i, a in enumerate(means) for b in means[i + 1 :]]
     return float(np.mean([np.linalg.norm(a - b) for a, b in pairs]))
 

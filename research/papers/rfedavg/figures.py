@@ -34,39 +34,41 @@ def features(target: Target, measured: Measured) -> Built:
     classes = list(target.spec["classes"])
     by_title: dict[str, list[Shown]] = {}
     missing: list[str] = []
-    for title, place in target.spec["rows"].items():
-        runs = measured.found(place, str(title), missing)
+    for title, source in target.spec["rows"].items():
+        runs = measured.finished(source, str(title), missing)
         try:
-            by_title |= {str(title): of_clients(measured, place, runs[0], classes)} if runs else {}
+            by_title |= {str(title): of_clients(measured, source, runs[0], classes)} if runs else {}
         except UserError as error:
             missing.append(f"{title} ({error})")
     if not by_title:
         return nothing(missing)
-    shown = [(title, one) for title, three in by_title.items() for one in three]
-    points = [_embedded(np.concatenate([one.phi for one in three])) for three in by_title.values()]
-    begins = np.cumsum([0, *(len(one.label) for _, one in shown)])
+    shown = [(title, client) for title, three in by_title.items() for client in three]
+    points = [
+        _embedded(np.concatenate([client.phi for client in three])) for three in by_title.values()
+    ]
+    begins = np.cumsum([0, *(len(client.label) for _, client in shown)])
     points_of = np.split(np.concatenate(points), begins[1:-1])
     figure, grid = panels(
-        [f"{title}, client {one.client + 1}" for title, one in shown], len(classes)
+        [f"{title}, client {client.client + 1}" for title, client in shown], len(classes)
     )
     lines = []
-    for place, (axes, (title, one), at) in enumerate(zip(grid, shown, points_of, strict=True)):
+    for index, (axes, (title, client), at) in enumerate(zip(grid, shown, points_of, strict=True)):
         for c, marker, colour in zip(classes, MARKERS, COLOURS, strict=False):
-            x, y = at[one.label == c].T
+            x, y = at[client.label == c].T
             axes.scatter(
                 x, y, s=12, marker=marker, color=colour, label=f"class {c}", alpha=0.7, linewidths=0
             )
         axes.set(
-            xlim=_around(points[place // 3][:, 0]),
-            ylim=_around(points[place // 3][:, 1]),
+            xlim=_around(points[index // 3][:, 0]),
+            ylim=_around(points[index // 3][:, 1]),
             xticks=[],
             yticks=[],
         )
         lines += [
-            (title, one.client + 1, int(c), *xy)
-            for c, xy in zip(one.label, at.tolist(), strict=True)
+            (title, client.client + 1, int(c), *xy)
+            for c, xy in zip(client.label, at.tolist(), strict=True)
         ]
-    words = [
+    sentences = [
         (
             f"{title}: the mean features of the three clients are {discrepancy(three):.2f} "
             "apart on "
@@ -75,7 +77,7 @@ def features(target: Target, measured: Measured) -> Built:
         for title, three in by_title.items()
     ]
     files = {"png": png(figure), "csv": as_csv(("row", "client", "class", "x", "y"), lines)}
-    return Built((), files, tuple(words), tuple(missing))
+    return Built((), files, tuple(sentences), tuple(missing))
 
 
 def parameter_study(target: Target, measured: Measured) -> Built:
@@ -89,18 +91,18 @@ def parameter_study(target: Target, measured: Measured) -> Built:
     methods: Mapping[str, str] = target.spec["lines"]
     drawn: dict[str, dict[str, dict[float, Spread]]] = {}  # panel -> method -> x
     missing: list[str] = []
-    words: list[str] = []
+    sentences: list[str] = []
     for panel in target.spec["panels"]:
         title = str(panel["title"])
         for name, recipe in methods.items():
             points, compared = {}, {}
             for point in panel["points"]:
-                place = {**point, "recipe": point.get("recipes", methods).get(name)}
-                runs = measured.found(
-                    place, f"{title}, {name}, {point['study']} {point['scenario']}", missing
+                source = {**point, "recipe": point.get("recipes", methods).get(name)}
+                runs = measured.finished(
+                    source, f"{title}, {name}, {point['study']} {point['scenario']}", missing
                 )
                 value = (
-                    contrasts.value(measured, place, str(target.spec["statistic"]), 100)
+                    contrasts.value(measured, source, str(target.spec["statistic"]), 100)
                     if runs
                     else None
                 )
@@ -109,14 +111,14 @@ def parameter_study(target: Target, measured: Measured) -> Built:
                         str(runs[0].params.get(str(panel["key"]).format(method=recipe), math.nan))
                     )
                     points[x] = value
-                    if measured.group(place).is_compared:
+                    if measured.group(source).is_compared:
                         compared[x] = value.mean
             if points:
                 drawn.setdefault(title, {})[name] = points
             if len(compared) > 1:
                 ends = zip(("highest", "lowest"), extremes(compared), strict=True)
                 texts = ", ".join(f"{word} at {x:g} ({compared[x]:.2f} %)" for word, x in ends)
-                words.append(f"{title}, {name}: {texts}.")
+                sentences.append(f"{title}, {name}: {texts}.")
     if not drawn:
         return nothing(missing)
     figure, grid = panels(list(drawn), 2, y=ACCURACY)
@@ -136,7 +138,7 @@ def parameter_study(target: Target, measured: Measured) -> Built:
         "png": png(figure),
         "csv": as_csv(("panel", "line", "x", "mean", "std", "seeds"), rows),
     }
-    return Built((), files, tuple(words), tuple(missing))
+    return Built((), files, tuple(sentences), tuple(missing))
 
 
 def efficiency(target: Target, measured: Measured) -> Built:
@@ -150,14 +152,16 @@ def efficiency(target: Target, measured: Measured) -> Built:
     spec, methods = target.spec, dict(target.spec["lines"])
     heights: dict[str, dict[str, dict[str, float]]] = {}  # panel -> group -> method
     missing: list[str] = []
-    words: list[str] = []
+    sentences: list[str] = []
     for panel in spec["rounds"]:
         title, places = (
             str(panel["title"]),
             {m: {**panel, "recipe": recipe} for m, recipe in methods.items()},
         )
-        runs = {m: measured.found(place, f"{title}, {m}", missing) for m, place in places.items()}
-        curves = {m: _mean_curve(of) for m, of in runs.items() if of}
+        runs = {
+            m: measured.finished(source, f"{title}, {m}", missing) for m, source in places.items()
+        }
+        curves = {m: _mean_curve(curve) for m, curve in runs.items() if curve}
         if spec["baseline"] not in curves:
             continue
         best = max(curves[spec["baseline"]].values())
@@ -168,15 +172,15 @@ def efficiency(target: Target, measured: Measured) -> Built:
             f"{m}{measured.mark(places[m])} {'does not' if math.isnan(t) else f'in round {t:.0f}'}"
             for m, t in reached.items()
         )
-        words.append(f"{title}: {100 * level:.1f} % are reached by {', '.join(texts)}.")
+        sentences.append(f"{title}: {100 * level:.1f} % are reached by {', '.join(texts)}.")
     for panel in spec["seconds"]:
-        for group, place in panel["bars"].items():
+        for group, source in panel["bars"].items():
             name = f"{panel['title']}, {group}"
             seconds: dict[str, float] = {}
             for m, recipe in methods.items():
-                if measured.found({**place, "recipe": recipe}, f"{name}, {m}", missing):
+                if measured.finished({**source, "recipe": recipe}, f"{name}, {m}", missing):
                     value = contrasts.value(
-                        measured, {**place, "recipe": recipe}, "seconds_per_round"
+                        measured, {**source, "recipe": recipe}, "seconds_per_round"
                     )
                     seconds |= {m: value.mean} if value else {}
                     missing += [] if value else [f"{name}, {m} (seconds)"]
@@ -186,15 +190,15 @@ def efficiency(target: Target, measured: Measured) -> Built:
                 others = ", ".join(
                     f"{m} takes {seconds[m] / seconds[slow]:.2f}" for m in seconds if m != slow
                 )
-                words.append(f"{name}: of {slow}'s {seconds[slow]:.3g} s per round {others}.")
+                sentences.append(f"{name}: of {slow}'s {seconds[slow]:.3g} s per round {others}.")
     if not heights:
         return nothing(missing)
     figure, grid = panels(list(heights), 2)
     counted = {str(panel["title"]) for panel in spec["rounds"]}
     for axes, (title, groups) in zip(grid, heights.items(), strict=True):
-        values = {m: [of.get(m, math.nan) for of in groups.values()] for m in methods}
+        values = {m: [members.get(m, math.nan) for members in groups.values()] for m in methods}
         standing = bars(
-            axes, list(groups), {m: [Spread(x, None, 1) for x in of] for m, of in values.items()}
+            axes, list(groups), {m: [Spread(x, None, 1) for x in xs] for m, xs in values.items()}
         )
         for (m, at), colour in zip(standing.items(), COLOURS, strict=False):
             for x in at[np.isnan(values[m])]:
@@ -206,11 +210,11 @@ def efficiency(target: Target, measured: Measured) -> Built:
     lines = [
         (title, group, *pair)
         for title, groups in heights.items()
-        for group, of in groups.items()
-        for pair in of.items()
+        for group, pairs in groups.items()
+        for pair in pairs.items()
     ]
     files = {"png": png(figure), "csv": as_csv(("panel", "group", "line", "value"), lines)}
-    return Built((), files, tuple(words), tuple(missing))
+    return Built((), files, tuple(sentences), tuple(missing))
 
 
 def fairness(target: Target, measured: Measured) -> Built:
@@ -221,19 +225,19 @@ def fairness(target: Target, measured: Measured) -> Built:
     """
     drawn: dict[str, dict[str, Values]] = {}
     missing: list[str] = []
-    words: list[str] = []
+    sentences: list[str] = []
     for panel in target.spec["panels"]:
         title, texts = str(panel["title"]), []
         for name, recipe in target.spec["lines"].items():
-            place = {**panel, "recipe": recipe}
-            runs = measured.found(place, f"{title}, {name}", missing)
-            value = contrasts.value(measured, place, "client_test_worst", 100) if runs else None
+            source = {**panel, "recipe": recipe}
+            runs = measured.finished(source, f"{title}, {name}", missing)
+            value = contrasts.value(measured, source, "client_test_worst", 100) if runs else None
             if value is not None:
                 drawn.setdefault(title, {})[name] = _by_client(
                     measured, str(panel["study"]), runs[0]
                 )
-                texts.append(f"{name} {plus_minus(value, unit=' %')}{measured.mark(place)}")
-        words += [f"{title}: the worst client has {', '.join(texts)}."] if texts else []
+                texts.append(f"{name} {plus_minus(value, unit=' %')}{measured.mark(source)}")
+        sentences += [f"{title}: the worst client has {', '.join(texts)}."] if texts else []
     if not drawn:
         return nothing(missing)
     figure, grid = panels(list(drawn), 2, "client", ACCURACY)
@@ -254,7 +258,7 @@ def fairness(target: Target, measured: Measured) -> Built:
         for client, value in enumerate(values.tolist(), start=1)
     ]
     files = {"png": png(figure), "csv": as_csv(("panel", "line", "client", "test_accuracy"), lines)}
-    return Built((), files, tuple(words), tuple(missing))
+    return Built((), files, tuple(sentences), tuple(missing))
 
 
 def first(curve: Mapping[int, float], level: float) -> float:

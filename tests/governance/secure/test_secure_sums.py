@@ -711,7 +711,7 @@ def test_what_a_silo_has_added_to_survives_each_kill(tmp_path: Path) -> None:
         path.write_bytes(whole + line[:cut])
         head.write_bytes(counted)
         again = record(tmp_path)
-        assert again.of("r") == [{0, 1}] * (cut == len(line))
+        assert again.earlier("r") == [{0, 1}] * (cut == len(line))
         with pytest.raises(UserError, match=r"sums over the silos \[0, 1, 2\]"):
             again.add("q", (0, 1), 2)
         again.add("r", (0, 1), 2)
@@ -770,7 +770,7 @@ def test_processes_share_a_record_of_sums(tmp_path: Path) -> None:
     for process in processes:
         process.join(LONG)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert all(record(tmp_path).of(f"{k} {n}") == [{0, 1}] for k in range(3) for n in (0, 9))
+    assert all(record(tmp_path).earlier(f"{k} {n}") == [{0, 1}] for k in range(3) for n in (0, 9))
 
 
 SAID = ("secure/levels", "secure/sets", "secure/norms")
