@@ -53,10 +53,10 @@ def complaint(job: Job, bare: Weights, weights: Weights, same_order: bool) -> st
             if off <= DISTANCE
             else f"did not do the work: its weights are off by {off:.0%} of the way"
         )
-    before, best, found = (loss(job, of) for of in (job.weights, bare, weights))
-    off = abs(found - best) / abs(before - best)
+    before, best, reached = (loss(job, model) for model in (job.weights, bare, weights))
+    off = abs(reached - best) / abs(before - best)
     return (
         ""
         if off <= LOSS
-        else f"did not do the work: final loss {found:.4f}, the bare loop's {best:.4f}"
+        else f"did not do the work: final loss {reached:.4f}, the bare loop's {best:.4f}"
     )

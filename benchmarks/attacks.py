@@ -101,9 +101,9 @@ class Siege:
 def highest_mb(pid: int | None) -> float:
     """The most memory that a process has had, VmHWM."""
     status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found is not None, "Linux says it"
-    return int(found[1]) / 1024
+    matched = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert matched is not None, "Linux says it"
+    return int(matched[1]) / 1024
 
 
 def of_recipe() -> settings.Deployment:
@@ -312,7 +312,7 @@ class ChecksOfServer:
 
 def siege_of_server(messages: int, seed: int, folder: Path) -> Siege:
     """Attacks a server in its first exchange. Afterwards the silo that lies is gone."""
-    terms, parts, found = of_recipe(), silos.parts(), Siege("server")
+    terms, parts, siege = of_recipe(), silos.parts(), Siege("server")
     with loopback.Processes(terms, parts, folder, besieged) as processes:
         for rank in (0, 1, 2):
             processes.start(rank)
@@ -323,15 +323,15 @@ def siege_of_server(messages: int, seed: int, folder: Path) -> Siege:
             began = time.monotonic()
             for _ in range(messages):
                 expected, said = liar.attack(channel)
-                found.note(said, expected, said, processes.running[0].pid)
-        found.seconds = time.monotonic() - began
+                siege.note(said, expected, said, processes.running[0].pid)
+        siege.seconds = time.monotonic() - began
         go(processes.output).touch()
-        found.end(processes, (0, 1, 2))
+        siege.end(processes, (0, 1, 2))
         missing = absences.read(processes.output / results.ABSENT)
         liar_alone = {client for late in missing.values() for client in late} == {LIAR}
         undisturbed = loopback.simulate(terms, parts, missing)
-        found.same = liar_alone and processes.digest() == undisturbed
-    return found
+        siege.same = liar_alone and processes.digest() == undisturbed
+    return siege
 
 
 def lies_of_a_server(task: list[bytes]) -> Iterator[list[bytes]]:
@@ -361,10 +361,10 @@ class LyingServer:
     federation with it."""
 
     def __init__(
-        self, processes: loopback.Processes, rng: random.Random, messages: int, found: Siege
+        self, processes: loopback.Processes, rng: random.Random, messages: int, siege: Siege
     ) -> None:
         self._processes, self._rng, self._messages = processes, rng, messages
-        self._found, self.digest = found, ""
+        self._found, self.digest = siege, ""
         process, silo = (launch.Process.from_config(rank, processes.config) for rank in (0, 1))
         self._terms, self._shard = terms_of(process), process.shard
         kit = Kit.read(silo.deployment.kit(1), 1)
@@ -506,9 +506,9 @@ def _until_it_leaves(requests: Iterator[bytes]) -> None:
 
 def siege_of_silo(messages: int, seed: int, folder: Path) -> Siege:
     """Attacks a silo, from before its first round."""
-    terms, found = of_recipe(), Siege("silo")
+    terms, siege = of_recipe(), Siege("silo")
     with loopback.Processes(terms, silos.parts(), folder, hasty) as processes:
-        liar = LyingServer(processes, random.Random(seed), messages, found)
+        liar = LyingServer(processes, random.Random(seed), messages, siege)
         comm, kit = processes.deployment.comm_args, Kit.read(processes.deployment.kit(0), 0)
         port, handler = grpc.server(ThreadPoolExecutor(4)), grpc.stream_stream_rpc_method_handler
         port.add_generic_rpc_handlers(
@@ -519,14 +519,14 @@ def siege_of_silo(messages: int, seed: int, folder: Path) -> Siege:
         port.start()
         processes.start(1)
         silo, began, before = processes.running[1], time.monotonic(), -1
-        while silo.exitcode is None and found.sent > before:  # else it is silent
-            before = found.sent
+        while silo.exitcode is None and siege.sent > before:  # else it is silent
+            before = siege.sent
             silo.join(ANSWER_S)
-        found.seconds = time.monotonic() - began
+        siege.seconds = time.monotonic() - began
         port.stop(None)
-        found.end(processes, (1,))
-        found.same = liar.digest == loopback.simulate(terms, silos.parts())
-    return found
+        siege.end(processes, (1,))
+        siege.same = liar.digest == loopback.simulate(terms, silos.parts())
+    return siege
 
 
 def table(sieges: Sequence[Siege]) -> pd.DataFrame:
@@ -553,13 +553,13 @@ def attacks(messages: int, seed: int, to: Path | None, say: Callable[[str], obje
 
     `to`: the folder of the page, None for none.
     """
-    watch, found = Watch(), list[Siege]()
+    watch, sieges = Watch(), list[Siege]()
     for siege in (siege_of_server, siege_of_silo):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(siege(messages, seed, Path(folder)))
-        say(f"{found[-1]}")
+            sieges.append(siege(messages, seed, Path(folder)))
+        say(f"{sieges[-1]}")
     if to is not None:
-        facts = table(found)
+        facts = table(sieges)
         context = {"machine": watch.line(), "table": facts.to_dict("records"), "seed": seed}
         report.write(to, "attacks", context, {"attacks": facts})
-    return all(siege.good for siege in found)
+    return all(siege.good for siege in sieges)

@@ -65,8 +65,8 @@ class Variant:
         with torch.no_grad():
             start = [leaf.clone() for leaf in self.state]
             total = [torch.zeros_like(leaf) for leaf in self.state]
-        for one in batches:
-            self._client(one, start)
+        for batch in batches:
+            self._client(batch, start)
             with torch.no_grad():
                 torch._foreach_add_(total, self.state)
         with torch.no_grad():
@@ -119,7 +119,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         best.round(batches)
         meter.end()
     weights = {name: leaf.detach() for name, leaf in zip(best.names, best.params, strict=True)}
-    return meter.found(job.warm, best.name), weights
+    return meter.measured(job.warm, best.name), weights
 
 
 if __name__ == "__main__":

@@ -179,9 +179,9 @@ class Disturbed:
 
     def __init__(self, processes: loopback.Processes, plan: Sequence[Planned]) -> None:
         self.processes, self.events = processes, list[Event]()
-        self._timed = sorted(one for one in plan if one.moment == AT_RANDOM)
+        self._timed = sorted(event for event in plan if event.moment == AT_RANDOM)
         self._own = {
-            rank: [one for one in plan if one.moment != AT_RANDOM and one.rank == rank]
+            rank: [event for event in plan if event.moment != AT_RANDOM and event.rank == rank]
             for rank in range(SILOS + 1)
         }
 
@@ -209,18 +209,18 @@ class Disturbed:
 
     def _start(self, rank: int) -> None:
         if self._own[rank]:
-            one = self._own[rank][0]
+            event = self._own[rank][0]
             path = self.processes.output / moments.FILE.format(rank)
-            write_whole(path, f"{one.moment}:{one.number}")
+            write_whole(path, f"{event.moment}:{event.number}")
         self.processes.start(rank)
 
     def _restart(self, rank: int) -> None:
         """Starts a process again that has ended, as systemd does."""
         code = self.processes.running[rank].exitcode
         if code == -signal.SIGKILL and self._own[rank]:
-            one = self._own[rank].pop(0)
-            self._note(KILL, rank, one.moment)
-            time.sleep(one.until)
+            event = self._own[rank].pop(0)
+            self._note(KILL, rank, event.moment)
+            time.sleep(event.until)
         elif code in AGAIN:
             self._note(ENDED, rank, f"code {code}")
         elif code:
@@ -228,21 +228,21 @@ class Disturbed:
         if code:
             self._start(rank)
 
-    def _disturb(self, one: Planned) -> None:
-        time.sleep(one.pause)
-        process = self.processes.running[one.rank]
+    def _disturb(self, event: Planned) -> None:
+        time.sleep(event.pause)
+        process = self.processes.running[event.rank]
         if process.exitcode is not None or self.processes.running[0].exitcode == 0:
             return
-        self._note(one.event, one.rank, AT_RANDOM)
-        if one.event == KILL:
-            self.processes.kill(one.rank)
-            time.sleep(one.until)
-            self._start(one.rank)
+        self._note(event.event, event.rank, AT_RANDOM)
+        if event.event == KILL:
+            self.processes.kill(event.rank)
+            time.sleep(event.until)
+            self._start(event.rank)
             return
         assert process.pid is not None, "it has been started"
         with contextlib.suppress(ProcessLookupError):  # the run may have just ended
             os.kill(process.pid, signal.SIGSTOP)
-            time.sleep(one.until)
+            time.sleep(event.until)
             os.kill(process.pid, signal.SIGCONT)
 
     def _note(self, event: str, rank: int, moment: str) -> None:
@@ -348,13 +348,13 @@ def _private(
 
 def _spent(folder: Path) -> dict[int, tuple[list[str], float]]:
     """By rank: what stands in the ledger, and the epsilon."""
-    found = {}
+    spent = {}
     for rank in range(1, SILOS + 1):
         path = folder / "kits" / f"{rank}.ledger"
         ledger = Ledger.open(path, owner=f"rank {rank}")
-        found[rank] = path.read_text().splitlines(), ledger.epsilon(DELTA)
+        spent[rank] = path.read_text().splitlines(), ledger.epsilon(DELTA)
         ledger.close()
-    return found
+    return spent
 
 
 def _verified(processes: loopback.Processes) -> int:
@@ -385,7 +385,9 @@ def summary(table: pd.DataFrame) -> dict[str, Any]:
     ok, ends = table["outcome"] == "ok", runs["outcome"] == "ok"
     killed = table[table["event"] == KILL].assign(ok=ok, of=table["rank"].gt(0))
     by_moment = killed.groupby("moment").agg(
-        silos=("of", "sum"), servers=("of", lambda of: int((~of).sum())), ended=("ok", "sum")
+        silos=("of", "sum"),
+        servers=("of", lambda column: int((~column).sum())),
+        ended=("ok", "sum"),
     )
     by_recipe = (
         runs.assign(ok=ends)
@@ -393,8 +395,10 @@ def summary(table: pd.DataFrame) -> dict[str, Any]:
         .agg(runs=("run", "size"), ok=("ok", "sum"), longest=("longest_s", "max"))
     )
     return {
-        "runs": {part: len(of) for part, of in runs.groupby("part")},
-        "good": {part: int(of.eq("ok").sum()) for part, of in runs.groupby("part")["outcome"]},
+        "runs": {part: len(group) for part, group in runs.groupby("part")},
+        "good": {
+            part: int(group.eq("ok").sum()) for part, group in runs.groupby("part")["outcome"]
+        },
         "silos_killed": int(killed["of"].sum()),
         "servers": int((~killed["of"]).sum()),
         "stopped": int(table["event"].eq(STOP).sum()),
@@ -424,15 +428,15 @@ def chaos(
         kept = pd.read_csv(path, keep_default_na=False)
         rows = kept[kept["commit"] == commit].to_dict("records")
     done = {(row["part"], row["run"]) for row in rows}
-    for part, one in ((1, all_must_answer), (2, two_must_answer)):
+    for part, run in ((1, all_must_answer), (2, two_must_answer)):
         for seed in range(first, first + count[part]):
             if (part, seed) in done:
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                ran = one(seed, kills, Path(folder) / "run")
+                ran = run(seed, kills, Path(folder) / "run")
             rows += ran.rows(commit)
             write_whole(path, pd.DataFrame(rows).to_csv(index=False))
-            what = "; ".join(f"{of.event} {of.rank} {of.moment}" for of in ran.events)
+            what = "; ".join(f"{event.event} {event.rank} {event.moment}" for event in ran.events)
             say(f"part {part}, run {seed}: {ran.error or 'ok'}, {ran.seconds:.1f} s, {what}")
     return pd.read_csv(io.StringIO(pd.DataFrame(rows).to_csv(index=False)), keep_default_na=False)
 

@@ -35,29 +35,35 @@ def compare(
         for first in range(0, len(engines), TOGETHER):
             group = [
                 BARE,
-                *(one for one in engines[first : first + TOGETHER] if one.name not in failed),
+                *(
+                    engine
+                    for engine in engines[first : first + TOGETHER]
+                    if engine.name not in failed
+                ),
             ]
             names = ", ".join(engine.name for engine in group)
             log(f"{workload.name}, {repetition + 1} of {repetitions}, in turns: {names}")
-            found = in_turns([(engine, path) for engine in group], workload.at_once)
-            limit = found[0]
+            outcomes = in_turns([(engine, path) for engine in group], workload.at_once)
+            limit = outcomes[0]
             if isinstance(limit, FailedError):
                 raise limit
             base, expected = limit
-            for engine, outcome in zip(group, found, strict=True):
+            for engine, outcome in zip(group, outcomes, strict=True):
                 if isinstance(outcome, FailedError):
                     failed[engine.name] = str(outcome)
                     log(f"  {engine.name}: {outcome}")
                     continue
-                one, weights = outcome
+                numbers, weights = outcome
                 beside = {"bare_wall": base["wall"], "bare_cpu": base["cpu"]}
                 runs[engine.name].append(
-                    one | beside | _proof(job, expected, weights, engine.same_order)
+                    numbers | beside | _proof(job, expected, weights, engine.same_order)
                 )
     path.unlink()
     rows = [
-        {"engine": name, "problem": failed[name]} if name in failed else row(workload, name, of)
-        for name, of in runs.items()
+        {"engine": name, "problem": failed[name]}
+        if name in failed
+        else row(workload, name, own_runs)
+        for name, own_runs in runs.items()
     ]
     return {"what": workload.what, "steps": workload.steps, "rows": rows}
 

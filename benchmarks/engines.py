@@ -53,13 +53,13 @@ BARE = Engine("bare loop", "benchmarks.bare")
 
 def ours(workload: Workload) -> list[Engine]:
     """Our engines that make sense for a workload on a CPU."""
-    found = [
+    engines = [
         Engine("ours, sequential", "benchmarks.ours", "sequential"),
         Engine("ours, two workers", "benchmarks.ours", "workers:2"),
     ]
     if network(workload).dense:  # on a CPU, vectorized convolutions are slower than sequential ones
-        found.insert(1, Engine("ours, vectorized", "benchmarks.ours", "vectorized"))
-    return found
+        engines.insert(1, Engine("ours, vectorized", "benchmarks.ours", "vectorized"))
+    return engines
 
 
 def variants(workload: Workload) -> list[Engine]:
@@ -74,22 +74,22 @@ def variants(workload: Workload) -> list[Engine]:
 
 def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], list[str]]:
     """(simulators that can run, a line for each that can't)."""
-    found, skipped = [], []
+    engines, skipped = [], []
     if quick:
         skipped.append("FedML: skipped with --quick (its import takes 11 s)")
     elif importlib.util.find_spec("fedml") is None:
         skipped.append("FedML: skipped, it is not installed here")
     else:
         module = "benchmarks.peers.with_fedml"
-        found.append(Engine("FedML, its loaders", module, "loaders", same_order=False))
-        found.append(Engine("FedML, ready batches", module, "batches"))
+        engines.append(Engine("FedML, its loaders", module, "loaders", same_order=False))
+        engines.append(Engine("FedML, ready batches", module, "batches"))
     for variable, ways in PEERS.items():
         if environment.get(variable):
-            found += [Engine(*way, python=environment[variable]) for way in ways]
+            engines += [Engine(*way, python=environment[variable]) for way in ways]
         else:
             name = ways[0][0].partition(",")[0]
             skipped.append(
                 f"{name}: skipped, name an interpreter that has it ({variable}=/path/python "
                 "python -m benchmarks bench)"
             )
-    return found, skipped
+    return engines, skipped

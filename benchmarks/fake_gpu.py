@@ -81,14 +81,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs, name = kwargs or {}, func._schema.name
-        of = (
+        subject = (
             args[0][0]
             if args and isinstance(args[0], list) and args[0]
             else args[0]
             if args
             else None
         )
-        on_device = isinstance(of, Tensor) and of.device.type == "cuda"
+        on_device = isinstance(subject, Tensor) and subject.device.type == "cuda"
         stand_in = STAND_INS.get(name)
         if stand_in is not None:
             if on_device:
@@ -97,28 +97,28 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
         if func.namespace == "aten" and func._can_decompose():
             with self:  # in inference mode, torch leaves this to the operation's kernel
                 return func.decompose(*args, **kwargs)
-        found = func(*args, **kwargs)
-        first = found[0] if isinstance(found, tuple | list) and found else found
-        if on_device and found is None:  # an operation on lists, in place
+        result = func(*args, **kwargs)
+        first = result[0] if isinstance(result, tuple | list) and result else result
+        if on_device and result is None:  # an operation on lists, in place
             self.launched[name] += 1
         if not isinstance(first, Tensor):
-            return found
+            return result
         if on_device and first.device.type == "cpu":
             self.waited[_line()] += 1
         elif first.device.type == "cuda":
-            given = [leaf for leaf in args if isinstance(leaf, Tensor)]
+            tensors = [leaf for leaf in args if isinstance(leaf, Tensor)]
             is_copy = name in ("aten::_to_copy", "aten::copy_") and any(
-                leaf.device.type == "cpu" for leaf in given
+                leaf.device.type == "cpu" for leaf in tensors
             )
             is_view = any(
-                of.alias_info is not None and not of.alias_info.is_write
-                for of in func._schema.returns
+                returned.alias_info is not None and not returned.alias_info.is_write
+                for returned in func._schema.returns
             )
             if is_copy:
                 self.copied[_line()] += 1
             elif not is_view and name not in ALLOCATIONS:
                 self.launched[name] += 1
-        return found
+        return result
 
 
 def _item(value: Tensor) -> float | int | bool:
@@ -175,8 +175,8 @@ def fake_gpu() -> Iterator[Watch]:
     watch = Watch()
     # Autograd's engine counts the devices in its first pass, and starts a thread for each. After
     # this pass it has none: its threads would stay, and no process forked later could use autograd.
-    one = torch.ones((), requires_grad=True)
-    torch.autograd.grad(one, one)
+    scalar = torch.ones((), requires_grad=True)
+    torch.autograd.grad(scalar, scalar)
     with (
         patch.object(torch.autograd, "grad", _zeros),
         patch("torch._functorch.eager_transforms._autograd_grad", _zeros),

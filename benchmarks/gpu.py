@@ -86,7 +86,7 @@ def cases() -> dict[str, Case]:
         small.federation(),
         lambda part: part._replace(x=(4 * part.x.abs()).round().clamp(max=18) + 1),
     )
-    words = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
+    vectors = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
     shape, norms = (1, 12, 12), {"channels": 4, "hidden": 16, "batch_norm": True}
     cnn = Case(build("cnn", shape, small.N_CLASSES, norms), large)
     few = {"rounds": 1, "cohort": 2, "epochs": 1, "lr": 0.0005}
@@ -103,7 +103,7 @@ def cases() -> dict[str, Case]:
             f"{name}, side by side": replace(case, options={**case.options, "engine": "vectorized"})
             for name, case in one_by_one.items()
         },
-        "LSTM": Case(build("lstm", (6,), small.N_CLASSES, {"hidden": 8}, words), texts),
+        "LSTM": Case(build("lstm", (6,), small.N_CLASSES, {"hidden": 8}, vectors), texts),
     }
 
 
@@ -113,7 +113,7 @@ def simulation(
     """Makes the simulation of a case, before its first round; `more`: other options."""
     data = changed(case.data, lambda part: part._replace(x=part.x.to(dtype)).to(device))
     options: dict[str, Any] = {**case.options, **more}
-    return small.simulation(case.recipe, case.settings, data=data, model=case.network, **options)
+    return small.simulation(case.recipe, case.settings, of=data, model=case.network, **options)
 
 
 def digest(outcome: Outcome) -> str:
@@ -259,10 +259,10 @@ def jobs(device: torch.device, quick: bool) -> list[Job]:
     if quick:
         pfl = replace(pfl, name="pfl's, cut", clients=100, cohort=5, test=100, every=2)
         resnet = replace(resnet, name="ResNet-18, 2 clients", clients=2, cohort=2, samples=32)
-    found = [replace(pfl, engine="auto")]
+    chosen = [replace(pfl, engine="auto")]
     for job in (pfl, resnet, mlp):
-        found += [job, replace(job, engine="vectorized"), replace(job, precision="bf16")]
-    return found if device.type == "cuda" or quick else found[:1]
+        chosen += [job, replace(job, engine="vectorized"), replace(job, precision="bf16")]
+    return chosen if device.type == "cuda" or quick else chosen[:1]
 
 
 def measure(job: Job, device: torch.device, limit_s: float) -> dict[str, Any]:

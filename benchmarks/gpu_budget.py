@@ -112,7 +112,8 @@ def row(
     """A line of the table."""
     cost = of_round(recipe, settings, engine, setting, steps)
     places = ", ".join(
-        f"{place} x{times}" if times > 1 else place for place, times in sorted(cost.waits.items())
+        f"{caller} x{times}" if times > 1 else caller
+        for caller, times in sorted(cost.waits.items())
     )
     launches = f"{per_step(recipe, settings, engine, setting):g}"
     return [name, engine, *cost.counts, launches, places]

@@ -78,9 +78,9 @@ def _before(owner: Any, name: str) -> Callable[[Due], None]:
     def put(due: Due) -> None:
         inner = getattr(owner, name)
 
-        def called(*given: Any, **named: Any) -> Any:
+        def called(*args: Any, **named: Any) -> Any:
             due()
-            return inner(*given, **named)
+            return inner(*args, **named)
 
         _put(owner, name, called)
 
@@ -93,10 +93,10 @@ def _after(owner: Any, name: str) -> Callable[[Due], None]:
     def put(due: Due) -> None:
         inner = getattr(owner, name)
 
-        def called(*given: Any, **named: Any) -> Any:
-            found = inner(*given, **named)
+        def called(*args: Any, **named: Any) -> Any:
+            result = inner(*args, **named)
             due()
-            return found
+            return result
 
         _put(owner, name, called)
 
@@ -119,8 +119,8 @@ def _half_message(due: Due) -> None:
     """Ends while the frames of the n-th message with tensors are sent."""
     inner = wire.leaving
 
-    def leaving(*given: Any) -> Iterator[bytes]:
-        for n, frame in enumerate(inner(*given)):
+    def leaving(*args: Any) -> Iterator[bytes]:
+        for n, frame in enumerate(inner(*args)):
             if n == 2:  # head and table have left
                 due()
             yield frame

@@ -24,7 +24,7 @@ def places(value: object) -> list[tuple[Any, Any]]:
     if not isinstance(value, dict | list):
         return []
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-    return [place for key in keys for place in [(value, key), *places(value[key])]]
+    return [pair for key in keys for pair in [(value, key), *places(value[key])]]
 
 
 def changed_json(text: bytes, rng: random.Random) -> bytes:
@@ -58,12 +58,12 @@ def changed_bytes(frame: bytes, other: bytes, rng: random.Random) -> bytes:
 def changed_frames(frames: list[bytes], other: bytes, rng: random.Random) -> list[bytes]:
     """A frame left out, repeated, exchanged with another one, put in, or cut in two."""
     i, j = rng.randrange(len(frames)), rng.randrange(len(frames))
-    one, rest = frames[i], [*frames[:i], *frames[i + 1 :]]
+    frame, rest = frames[i], [*frames[:i], *frames[i + 1 :]]
     exchanged = list(frames)
-    exchanged[i], exchanged[j] = frames[j], one
-    at = rng.randrange(len(one) + 1)
-    halves = [*frames[:i], one[:at], one[at:], *frames[i + 1 :]]
-    put_in, repeated = [*frames[:i], other, *frames[i:]], [*frames[:i], one, *frames[i:]]
+    exchanged[i], exchanged[j] = frames[j], frame
+    at = rng.randrange(len(frame) + 1)
+    halves = [*frames[:i], frame[:at], frame[at:], *frames[i + 1 :]]
+    put_in, repeated = [*frames[:i], other, *frames[i:]], [*frames[:i], frame, *frames[i:]]
     return rng.choice([rest, repeated, exchanged, put_in, halves])
 
 
@@ -73,8 +73,8 @@ def mutated(good: list[bytes], rng: random.Random) -> list[bytes]:
     frames, others = list(good), [*good, b"", b"{}", b"\x80\x04."]
     what, i = rng.randrange(8), rng.randrange(len(frames))
     if what <= 4:
-        place = min(what > 0, len(frames) - 1)
-        frames[place] = changed_json(frames[place], rng)
+        index = min(what > 0, len(frames) - 1)
+        frames[index] = changed_json(frames[index], rng)
     elif what <= 6:
         frames[i] = changed_bytes(frames[i], rng.choice(others), rng)
     else:

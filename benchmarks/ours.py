@@ -76,7 +76,7 @@ def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
     """Measures one job with one engine."""
     simulated = simulation(job, engine)
     meter, weights = timed(simulated)
-    return meter.found(job.warm), weights
+    return meter.measured(job.warm), weights
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Lie(NamedTuple):
     size: float
     added: bool
 
-    def told(self, leaves: Params) -> Params:
+    def applied(self, leaves: Params) -> Params:
         """The tensors of an answer, as they leave."""
         return {
             key: self._changed(key, leaf)
@@ -79,17 +79,17 @@ def process(rank: int, config: str, output: str) -> None:
         serve: Callable[..., None] = silo_client.SiloClient.serve
 
         def lying(self: silo_client.SiloClient, answered: Callable[[wire.Down], wire.Up]) -> None:
-            def told(down: wire.Down) -> wire.Up:
+            def lying_answer(down: wire.Down) -> wire.Up:
                 up = answered(down)
-                return up if down.round < lie.since else up | {"leaves": lie.told(up["leaves"])}
+                return up if down.round < lie.since else up | {"leaves": lie.applied(up["leaves"])}
 
-            serve(self, told)
+            serve(self, lying_answer)
 
         silo_client.SiloClient.serve = lying  # type: ignore[method-assign]  # of this process alone
     loopback.process(rank, config, output)
 
 
-def one(seed: int, folder: Path) -> dict[str, Any]:
+def run(seed: int, folder: Path) -> dict[str, Any]:
     """One run, as a line of poison.csv."""
     rng = random.Random(seed)
     silos, quorum, least = FEDERATIONS[seed % len(FEDERATIONS)]
@@ -205,7 +205,7 @@ def write(runs: int, say: Callable[[str], object]) -> None:
     watch, lied = Watch(), []
     for seed in range(runs):
         with tempfile.TemporaryDirectory() as folder:
-            lied.append(one(seed, Path(folder) / "run"))
+            lied.append(run(seed, Path(folder) / "run"))
         say(" ".join(f"{key}={value}" for key, value in lied[-1].items()))
     without = honest(say)
     table = pd.DataFrame(lied)

@@ -55,8 +55,8 @@ class Running:
         theirs: tuple[int, ...] = ()
         self._pipes: tuple[int, ...] = ()
         if in_turns:
-            (turns, give), (words, say) = os.pipe(), os.pipe()
-            theirs, self._pipes = (turns, say), (give, words)
+            (turns, give), (answers, say) = os.pipe(), os.pipe()
+            theirs, self._pipes = (turns, say), (give, answers)
         named = {TURNS: ",".join(map(str, theirs))} if in_turns else {}
         try:
             with self._errors.open("w") as errors:
@@ -135,7 +135,7 @@ def measure(engine: Engine, job: Path) -> Found:
     return Running(engine, job).outcome()
 
 
-def in_turns(given: Sequence[tuple[Engine, Path]], at_once: int) -> list[Found | FailedError]:
+def in_turns(jobs: Sequence[tuple[Engine, Path]], at_once: int) -> list[Found | FailedError]:
     """Measures each pair of an engine and a job in turns: `at_once` rounds of one, then as many of
     the next.
 
@@ -144,20 +144,22 @@ def in_turns(given: Sequence[tuple[Engine, Path]], at_once: int) -> list[Found |
     running: list[Running | FailedError] = []
     started: list[Running] = []
     try:
-        for engine, job in given:
+        for engine, job in jobs:
             try:
                 started.append(Running(engine, job, in_turns=True))
                 running.append(started[-1])
             except FailedError as error:
                 running.append(error)
-        while any(one.ready for one in started):
-            for one in started:
+        while any(process.ready for process in started):
+            for process in started:
                 for _ in range(at_once):
-                    one.turn()
-        return [one if isinstance(one, FailedError) else _ended(one) for one in running]
+                    process.turn()
+        return [
+            process if isinstance(process, FailedError) else _ended(process) for process in running
+        ]
     finally:
-        for one in started:
-            one.end()
+        for process in started:
+            process.end()
 
 
 def _ended(running: Running) -> Found | FailedError:

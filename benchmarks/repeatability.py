@@ -65,7 +65,9 @@ def _row(engine: Engine, path: Path) -> Answer:
         known = {engine: first}  # it has just run with this number of workers
         spread = {count: engine.with_workers(count) for count in WORKERS}
         workers = answer(
-            lambda: {str(count): known.get(of) or run(of) for count, of in spread.items()}
+            lambda: {
+                str(count): known.get(variant) or run(variant) for count, variant in spread.items()
+            }
         )
     name, note = engine.name.replace("two ", ""), ", ".join(sorted(notes - {""}))
     return {"engine": name, "note": note, "twice": twice, "workers": workers}

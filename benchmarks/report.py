@@ -40,7 +40,9 @@ def of_bench(numbers: Mapping[str, Any]) -> str:
     more = {
         "machine_line": machine.line(numbers["machine"]),
         "pairs": pairs(numbers["workloads"]),
-        "rounds": {name: _rounds(one["rows"]) for name, one in numbers["workloads"].items()},
+        "rounds": {
+            name: _rounds(workload["rows"]) for name, workload in numbers["workloads"].items()
+        },
     }
     return render("bench", {"median": median, **numbers, **more})
 
@@ -48,7 +50,7 @@ def of_bench(numbers: Mapping[str, Any]) -> str:
 def _rounds(rows: list[dict[str, Any]]) -> int:
     """How many rounds each engine of a workload ran; the bare loop takes turns with all of them."""
     runs = [row["repetitions"] for row in rows if "repetitions" in row]
-    return min((sum(len(run["wall"]) for run in of) for of in runs), default=0)
+    return min((sum(len(run["wall"]) for run in own_runs) for own_runs in runs), default=0)
 
 
 def pairs(workloads: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -58,9 +60,11 @@ def pairs(workloads: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, workload in workloads.items():
         rows = {row["engine"]: row for row in workload["rows"] if "repetitions" in row}
         if ONE_PROCESS in rows and TWO_PROCESSES in rows:
-            one, two = rows[ONE_PROCESS], rows[TWO_PROCESSES]
-            rounds = ([t for run in row["repetitions"] for t in run["wall"]] for row in (one, two))
+            single, double = rows[ONE_PROCESS], rows[TWO_PROCESSES]
+            rounds = (
+                [t for run in row["repetitions"] for t in run["wall"]] for row in (single, double)
+            )
             low, middle, high = quartiles([a / b for a, b in zip(*rounds, strict=True)])
-            line = {"workload": name, "one": one["wall_s"], "two": two["wall_s"]}
+            line = {"workload": name, "one": single["wall_s"], "two": double["wall_s"]}
             lines.append(line | {"low": low, "middle": middle, "high": high})
     return lines

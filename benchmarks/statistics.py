@@ -15,4 +15,4 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> float:
     """The median of the ratios of neighbouring rounds. A slow machine slows both alike."""
-    return median([value / of for value, of in zip(values, base, strict=True)])
+    return median([value / divisor for value, divisor in zip(values, base, strict=True)])

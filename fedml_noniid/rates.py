@@ -96,7 +96,7 @@ class Cosine(Rate):
     def __post_init__(self) -> None:
         if self.end > self.start:
             raise UserError(
-                where=("end",), value=self.end, allowed=f"at most start = {self.start:g}"
+                path=("end",), value=self.end, allowed=f"at most start = {self.start:g}"
             )
 
     def decayed(self, p: int, rounds: int) -> float:

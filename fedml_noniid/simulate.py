@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedml_noniid.engines.callbacks import Callback
-from fedml_noniid.engines.clock import Clock, scheduled
+from fedml_noniid.engines.clock import Clock, ClockOfChosen, scheduled
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.plan import Plan
 from fedml_noniid.engines.simulation import Simulation
@@ -27,5 +27,6 @@ def simulate(
     algorithm = registry.build(recipe, settings, setting)
     if plan.clock is not None:
         plan, federation = scheduled(algorithm, federation, plan)
-    clock = [] if plan.schedule is None else [Clock(plan.schedule)]
+    clock: list[Callback] = [] if plan.schedule is None else [Clock(plan.schedule)]
+    clock += [] if plan.work is None else [ClockOfChosen(plan.work)]
     return Simulation(algorithm, federation, plan, [*clock, *callbacks])

@@ -65,6 +65,8 @@ from fedml_noniid.plugins.baselines.krum import Krum
 from fedml_noniid.plugins.baselines.linear_probe import LinearProbe
 from fedml_noniid.plugins.baselines.median import Median, TrimmedMean
 from fedml_noniid.plugins.baselines.moon import MOON
+from fedml_noniid.plugins.baselines.oort import Oort
+from fedml_noniid.plugins.baselines.powd import PowD, RPowD
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.baselines.qsgd import QSGD
 from fedml_noniid.plugins.baselines.rfa import RFA
@@ -134,11 +136,14 @@ METHODS: dict[str, type[Component]] = {
         LinearProbe,
         Median,
         MOON,
+        Oort,
+        PowD,
         QFedAvg,
         QSGD,
         RFA,
         RFedAvg,
         RFedAvgPlus,
+        RPowD,
         Scaffold,
         ScaffoldI,
         SGDM,
@@ -248,7 +253,7 @@ def resolved(recipe: str, settings: Settings) -> dict[str, dict[str, object]]:
     return resolved
 
 
-def words(name: str) -> dict[str, tuple[str, ...]]:
+def choices(name: str) -> dict[str, tuple[str, ...]]:
     """The allowed words of each hyper-parameter of a method that takes a word."""
     return {
         key: get_args(hint)

@@ -123,18 +123,18 @@ class Claim(Section):
         is_trend, n = self.contrast == "trend", len(self.less)
         if n not in LESS[self.contrast]:
             raise UserError(
-                where=("less",), value=self.less, allowed=f"{LESS[self.contrast]} methods"
+                path=("less",), value=self.less, allowed=f"{LESS[self.contrast]} methods"
             )
         if is_trend != bool(self.over) or len(self.over) == 1:
             allowed = "two or more scenarios with their numbers, for a trend only"
-            raise UserError(where=("over",), value=self.over, allowed=allowed)
+            raise UserError(path=("over",), value=self.over, allowed=allowed)
         if is_trend == bool(self.scenarios):
             allowed = "one or more, but none for a trend"
-            raise UserError(where=("scenarios",), value=self.scenarios, allowed=allowed)
+            raise UserError(path=("scenarios",), value=self.scenarios, allowed=allowed)
         above, below = self.holds.above, self.holds.below
         if self.margin is not None and (below is not None or above is None or self.margin <= above):
             allowed = "a number larger than `holds.above`, without `holds.below`"
-            raise UserError(where=("margin",), value=self.margin, allowed=allowed)
+            raise UserError(path=("margin",), value=self.margin, allowed=allowed)
         if isinstance(self.printed, dict):
             for scenario, _ in self.cells:
                 with located("printed"):
@@ -348,7 +348,7 @@ def _studies(paper: str, size: str, path: Path, file: File) -> dict[str, Study]:
         seeds = study.content.get("seeds") or []
         if len(seeds) < MIN_SEEDS[size]:
             raise UserError(
-                where=("studies", name, "seeds"),
+                path=("studies", name, "seeds"),
                 value=seeds,
                 allowed=f"{MIN_SEEDS['small']} or more (smoke: {MIN_SEEDS['smoke']})",
             )
@@ -356,7 +356,7 @@ def _studies(paper: str, size: str, path: Path, file: File) -> dict[str, Study]:
             sorted({*study.looks, 1}) != [1, *study.looks] or study.looks[-1] != len(seeds)
         ):
             raise UserError(
-                where=("studies", name, "looks"),
+                path=("studies", name, "looks"),
                 value=[*study.looks],
                 allowed=f"ascending numbers of seeds from 2, the last {len(seeds)}: all of them",
             )

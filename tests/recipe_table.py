@@ -58,7 +58,10 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "ifca": {"clusters": 3},
     "linear_probe": {},
     "moon": {"mu": 0.5},
+    "oort": {},
+    "powd": {},
     "qfedavg": {"q": 0.7},
+    "rpowd": {},
     "scaffold": {},
     "sgdm": {"gamma": 0.5},
     # the papers
@@ -102,9 +105,10 @@ READINGS = (
     "sgdm_server",
 )
 PRIVATE = ("dpfedavg", "dpsgd")
+CHOOSING = ("oort", "powd", "rpowd")
 ROBUST = ("bucketing", "centred_clipping", "krum", "median", "rfa", "trimmed_mean")
 COMPRESSED = ("ef21", "ef_sign", "qsgd", "topk")
-APART = (*PAPERS, *READINGS, *PRIVATE, *ROBUST, *COMPRESSED)
+APART = (*PAPERS, *READINGS, *PRIVATE, *CHOOSING, *ROBUST, *COMPRESSED)
 BASES = tuple(m for m in PARAMETERS if m not in APART)
 
 # Pairs of a base, or a paper, with a paper that are unsound, and the words that refuse them.
@@ -187,6 +191,10 @@ MORE = (
     "ef_sign+fedbn+fedprox",
     "ef21+rfedavg_plus",
     "dpsgd+topk",
+    "powd+scaffold",
+    "fednova+rpowd",
+    "fnr+oort",
+    "powd+rfedavg_plus+fedbn",
 )
 
 
@@ -249,10 +257,11 @@ ALONE = {label(*entry): entry for entry in (*SINGLES, *VARIANTS)}  # a method by
 COMPOSED = {label(*entry): entry for entry in COMPOSITIONS}
 EVERY = ALONE | COMPOSED | {label(*entry): entry for entry in SIMULATED}
 STALE = {name for name, kind in registry.METHODS.items() if kind().needs.stale}
-# A deployment waits for all, so it has no answers of models of earlier rounds.
+# A deployment waits for all, so it has no answers of models of earlier rounds. Those of the walks
+# have all silos in each round, so there is none to choose.
 DEPLOYED = {
     name: entry
     for name, entry in (ALONE | COMPOSED).items()
-    if STALE.isdisjoint(entry[0].split("+"))
+    if {*STALE, *CHOOSING}.isdisjoint(entry[0].split("+"))
 }
 DEPLOYED_ALONE = {name: entry for name, entry in DEPLOYED.items() if name in ALONE}

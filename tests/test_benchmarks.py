@@ -56,7 +56,7 @@ def measure(job, argument):
         with open(file, "a") as out:
             out.write(f"{name}{t} ")
         meter.end()
-    found = meter.found(job.warm)
+    found = meter.measured(job.warm)
     return found | {"wall": [1.0 for _ in found["wall"]]}, job.weights
 
 if __name__ == "__main__":
@@ -210,6 +210,7 @@ def test_the_tables_of_the_committed_page_are_those_of_its_numbers() -> None:
     assert len(made) > 90 and set(made) <= set(committed)
 
 
+@pytest.mark.slow
 def test_rounds_take_turns(tmp_path: Path) -> None:
     """Two engines that note what they do in one file, and one that fails at once."""
     (tmp_path / "noting.py").write_text(NOTING)
@@ -231,6 +232,7 @@ def test_rounds_take_turns(tmp_path: Path) -> None:
     assert isinstance(none, FailedError) and "no_such" in str(none)
 
 
+@pytest.mark.slow
 def test_who_is_killed_while_it_waits_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,10 @@ from fedml_noniid.contract.certificate import certificate
 from fedml_noniid.contract.checks import NotTriedError
 from fedml_noniid.contract.suite import CHECKS, Case
 from fedml_noniid.core.errors import UserError
+from fedml_noniid.plugins.registry import METHODS
 from tests import own_package
+from tests.recipe_table import PARAMETERS
+from tests.test_contract import NEUTRAL
 
 NAME = "stranger.fedx:FedX"
 
@@ -207,7 +210,7 @@ def test_a_check_finds_its_mistake(place: Path, mistake: str) -> None:
     found = {}
     for name in finders:
         if name.startswith(("wire", "silos")):
-            pytest.importorskip("fedml")
+            pytest.importorskip("fedml", reason="silos need [silo]")
         with pytest.raises((AssertionError, UserError)) as error:
             CHECKS[name].run(case)
         found[name] = str(error.value)
@@ -231,6 +234,21 @@ def test_a_sound_method_holds_and_the_rest_says_why(place: Path) -> None:
     assert "    refused, with both names and the reason" in lines
     assert lines[-1].startswith("left out: state, inputs")
     CHECKS["neutral-sequential"].run(Case(NAME, {"mu": 0.3}, {"mu": 0.0}))
+
+
+@pytest.mark.slow  # 10 seconds for each method
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_our_own_methods_are_certified(method: str) -> None:
+    """With the hyper-parameters of the table of recipes, by all checks that can be tried."""
+    pytest.importorskip("yaml", reason="of the extra [silo]")
+    case, not_tried = Case(method, PARAMETERS.get(method, {}), NEUTRAL.get(method)), set[str]()
+    for name, check in CHECKS.items():
+        try:
+            check.run(case)
+        except NotTriedError:
+            not_tried.add(name)
+    assert len(not_tried) < len(CHECKS) / 2
+    assert not_tried.isdisjoint({"entry", "acts", "state", "draws", "needs", "parity-float64"})
 
 
 def test_a_method_that_draws_for_clients_depends_on_their_numbers(place: Path) -> None:

@@ -47,6 +47,8 @@ NEUTRAL: dict[str, dict[str, object]] = {
     "fedsam": {"rho": 0.0, "weights": "size"},
     "ifca": {"clusters": 1},
     "moon": {"mu": 0.0},
+    "powd": {"d": 4},  # as many candidates as clients
+    "rpowd": {"d": 4},
     "sgdm": {"gamma": 0.0},
     "sgdm_local": {"gamma": 0.0},
     "sgdm_server": {"gamma": 0.0},

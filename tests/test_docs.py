@@ -215,13 +215,15 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
+BY_PATH = dict(pages.every_command())
+
+
 def unknown(words: list[str]) -> str | None:
     """What `noniid` does not know of a command line, or None. Values are not checked."""
-    by_path = dict(pages.every_command())
     path: tuple[str, ...] = ()
-    while words and (*path, words[0]) in by_path:
+    while words and (*path, words[0]) in BY_PATH:
         path, words = (*path, words[0]), words[1:]
-    command = by_path[path]
+    command = BY_PATH[path]
     if getattr(command, "commands", None) and words and not words[0].startswith("-"):
         return words[0]
     known = {"--help"}.union(*(set(p.opts) | set(p.secondary_opts) for p in command.params))
@@ -256,9 +258,8 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
 
 def test_the_pages_of_commands_and_of_python_are_whole(site: Mapping[Path, Page]) -> None:
     ids = {path.name: page.ids for path, page in site.items()}
-    verbs = [path for path, _ in pages.every_command()]
-    assert len(verbs) > 15
-    assert {"-".join(("noniid", *path)) for path in verbs} <= ids["command_line.html"]
+    assert len(BY_PATH) > 15
+    assert {"-".join(("noniid", *path)) for path in BY_PATH} <= ids["command_line.html"]
     assert {f"fedml_noniid.api.{name}" for name in fedml_noniid.__all__} <= ids["python.html"]
 
 
@@ -374,10 +375,13 @@ def test_a_release_is_told_in_a_few_words() -> None:
 
 @pytest.mark.slow
 def test_the_five_minutes_of_the_readme_end_with_a_table_and_pictures(tmp_path: Path) -> None:
-    """The commands as they stand, in an empty folder."""
+    """The commands as they stand, in an empty folder, where the package is installed."""
+    pytest.importorskip("palmerpenguins", reason="of the extra [dev]")
+    install = "pip install palmerpenguins\n"
+    assert block("five").startswith(install)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     ran = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block("five")],
+        ["bash", "-euo", "pipefail", "-c", block("five").removeprefix(install)],
         cwd=tmp_path,
         env={**os.environ, "PATH": path},
         capture_output=True,

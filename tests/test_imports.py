@@ -1,4 +1,4 @@
-"""Imports point one way: what a package may know of the others."""
+"""Imports point one way: what a package may know of the others. Names say what things are."""
 
 from __future__ import annotations
 
@@ -162,3 +162,21 @@ def test_only_these_rooms_import_packages_of_the_extras() -> None:
     assert {room: names for room, names in found.items() if names} == OF_EXTRAS
     by_torch = {"tensorboard"}  # torch.utils imports it
     assert known - by_torch == set[str]().union(*OF_EXTRAS.values())
+
+
+NO_NAMES = {"found", "given", "of", "one", "place", "where", "words", "laid", "told"}
+BINDS = {ast.Name: "id", ast.arg: "arg", ast.FunctionDef: "name", ast.ClassDef: "name"}
+
+
+def bound(path: Path) -> set[str]:
+    """The names that a file gives to variables, arguments, functions and classes."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if type(node) in BINDS]
+    made = [node for node in nodes if not isinstance(getattr(node, "ctx", None), ast.Load)]
+    return {getattr(node, BINDS[type(node)]) for node in made}
+
+
+def test_a_name_says_what_a_thing_is() -> None:
+    """But a key of params.yaml, `waits: {first: 10, of: 13}`, and an argument in tests of others'
+    methods, `simulation(..., of=...)`."""
+    names = {(path.name, name) for _, path in FILES for name in bound(path) & NO_NAMES}
+    assert names == {("devices.py", "of"), ("federation.py", "of")}

@@ -60,7 +60,7 @@ def mlp(batch_norm: bool = False) -> Any:
 def run(recipe: str, of: Any, loss: object = "mse", methods: Any = None, **how: Any) -> Any:
     methods = settings(recipe) if methods is None else methods
     batch_norm = how.pop("batch_norm", False) and federation.takes_norms(recipe, methods)
-    return federation.run(recipe, methods, data=of, model=mlp(batch_norm), loss=loss, **how)
+    return federation.run(recipe, methods, of=of, model=mlp(batch_norm), loss=loss, **how)
 
 
 @pytest.mark.parametrize("entry", thinned(ALONE, 2, 4))
@@ -174,13 +174,15 @@ def test_clients_with_models_of_their_own_are_scored_together() -> None:
     """R^2 over all clients' samples at once, though each silo sends sums of its own."""
     of = small(torch.float64)
     made = federation.simulation(
-        "fedper", {}, data=of, model=mlp(), loss="mse", dtype=torch.float64, cohort=6
+        "fedper", {}, of=of, model=mlp(), loss="mse", dtype=torch.float64, cohort=6
     )
     outcome = made.run()
     answers, y = [], []
     for k in range(len(of.clients)):
         params = outcome.params | {n: leaf[k] for n, leaf in outcome.personal["params"].items()}
-        found = evaluate(mlp(), params, {}, of.test, of=MSE())  # no tests of its own: the whole set
+        found = evaluate(
+            mlp(), params, {}, of.test, loss=MSE()
+        )  # no tests of its own: the whole set
         answers.append(found.predictions)
         y.append(of.test.y)
     wanted = sk.r2_score(torch.cat(y), torch.cat(answers))

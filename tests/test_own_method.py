@@ -189,7 +189,8 @@ def test_the_reserved_names_are_those_of_settings() -> None:
 
 
 def test_methods_lists_an_installed_one_and_one_that_fails(place: Path) -> None:
-    shown = pytest.importorskip("fedml_noniid.pipelines.verbs.recipes")
+    name = "fedml_noniid.pipelines.verbs.recipes"
+    shown = pytest.importorskip(name, reason="the command comes with [pipeline]")
     own_package.write(place, "stranger")
     own_package.advertise(place, "one-package", fedx="stranger.fedx:FedX", fedy="stranger.no:FedY")
     lines = shown.listing().splitlines()

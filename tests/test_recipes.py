@@ -82,7 +82,7 @@ def test_settings_belong_to_methods_of_the_recipe(
     recipe: str, method: str, meant: str, allowed: str
 ) -> None:
     (mistake,) = mistakes(recipe, {method: {"mu": 1.0}})
-    assert (mistake.where, mistake.meant, mistake.allowed) == ((method,), meant, allowed)
+    assert (mistake.path, mistake.meant, mistake.allowed) == ((method,), meant, allowed)
 
 
 # Values just beyond the ranges, by method: the walk above takes the ranges from the code.
@@ -142,12 +142,12 @@ def test_values_beyond_the_papers_ranges_are_refused(method: str) -> None:
     for key, values in BEYOND[method].items():
         for value in values:
             (mistake,) = mistakes(method, {method: {key: value}})
-            assert (mistake.where, mistake.value) == ((method, key), value)
+            assert (mistake.path, mistake.value) == ((method, key), value)
 
 
 def test_every_mistake_is_named_at_once() -> None:
     found = mistakes("scaffold+fnr", {"fnr": {"p": 2, "epoch": 1}, "moon": {}, "scaffold": 3})
-    assert [mistake.where for mistake in found] == [
+    assert [mistake.path for mistake in found] == [
         ("fnr", "p"),
         ("fnr", "epoch"),
         ("moon",),
@@ -157,7 +157,7 @@ def test_every_mistake_is_named_at_once() -> None:
 
 @pytest.mark.parametrize("method", registry.METHODS)
 def test_options_take_their_words(method: str) -> None:
-    for key, words in registry.words(method).items():
+    for key, words in registry.choices(method).items():
         assert registry.hyper_parameters(method)[key] in words
         for word in words:
             registry.check_settings(method, {method: {key: word}})

@@ -23,17 +23,21 @@ def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
     while todo:
         wanted = todo.pop()
         name = canonicalize_name(wanted.name)
-        packages[name] = one = distribution(name)
-        for extra in {"", *wanted.extras} - {of for known, of in done if known == name}:
+        packages[name] = package = distribution(name)
+        for extra in {"", *wanted.extras} - {handled for known, handled in done if known == name}:
             done.add((name, extra))
-            further = [Requirement(line) for line in one.requires or ()]
+            further = [Requirement(line) for line in package.requires or ()]
             todo += [r for r in further if r.marker is None or r.marker.evaluate({"extra": extra})]
     return packages
 
 
-def megabytes(one: Distribution) -> float:
+def megabytes(package: Distribution) -> float:
     """The size of a package's files on disk, without compiled modules."""
-    paths = [Path(str(one.locate_file(file))) for file in one.files or () if file.suffix != ".pyc"]
+    paths = [
+        Path(str(package.locate_file(file)))
+        for file in package.files or ()
+        if file.suffix != ".pyc"
+    ]
     return sum(path.stat().st_size for path in paths if path.is_file()) / 1e6
 
 
@@ -43,8 +47,8 @@ def table() -> str:
     torch = closure(["torch"])
     for extra in EXTRAS:
         name = f"{OURS}[{extra}]" if extra else OURS
-        packages = {key: one for key, one in closure([name]).items() if key != OURS}
-        sizes = {key: megabytes(one) for key, one in packages.items()}
+        packages = {key: package for key, package in closure([name]).items() if key != OURS}
+        sizes = {key: megabytes(package) for key, package in packages.items()}
         of_torch = sum(size for key, size in sizes.items() if key in torch)
         lines.append(
             f"| `{name}` | {len(packages)} | {sum(sizes.values()):,.0f} | {of_torch:,.0f} |"

@@ -42,7 +42,7 @@ SWAPPED: list[tuple[Any, Any]] = [
     (ast.Mult, ast.Div),
     (ast.FloorDiv, ast.Mod),
 ]
-OPERATORS = {a: b for one, other in SWAPPED for a, b in ((one, other), (other, one))}
+OPERATORS = {a: b for left, right in SWAPPED for a, b in ((left, right), (right, left))}
 IDLE = (
     ast.Import,
     ast.ImportFrom,
@@ -220,18 +220,20 @@ def mutant(root: Path, file: str, node: ast.stmt, change: str, changed: ast.stmt
 
 
 def record(
-    root: Path, mutants: list[Mutant], where: list[str]
+    root: Path, mutants: list[Mutant], selection: list[str]
 ) -> tuple[dict[Target, set[str]], dict[str, float]]:
     """Runs the tests once: (the tests that run each statement, the seconds of each test)."""
     targets: dict[str, tuple[str, list[tuple[int, int]]]] = {}
-    for one in mutants:
-        place = one.file if one.file.startswith("fedml_noniid") else f"fedml_noniid/{one.file}"
-        targets.setdefault(str(root / place), (one.file, []))[1].append(one.lines)
+    for mutant in mutants:
+        path = (
+            mutant.file if mutant.file.startswith("fedml_noniid") else f"fedml_noniid/{mutant.file}"
+        )
+        targets.setdefault(str(root / path), (mutant.file, []))[1].append(mutant.lines)
     rows = root / "record.tsv"
     hook = root / "sitecustomize.py"
     hook.write_text(TRACER.format(targets=targets, record=str(rows)))
     (root / "tracing_again.py").write_text(AGAIN)
-    code, shown = run(root, ["-p", "tracing_again", "--durations=0", "-vv", *where], 7200)
+    code, shown = run(root, ["-p", "tracing_again", "--durations=0", "-vv", *selection], 7200)
     hook.unlink()
     if code > 1:
         raise SystemExit(f"the tests can't run unchanged:\n{shown[-2000:]}")
@@ -269,12 +271,12 @@ def run(root: Path, arguments: list[str], limit: float) -> tuple[int, str]:
 
 
 def outcome(
-    root: Path, one: Mutant, tests: dict[Target, set[str]], seconds: dict[str, float]
+    root: Path, mutant: Mutant, tests: dict[Target, set[str]], seconds: dict[str, float]
 ) -> str:
     """Runs the tests of a changed statement: the first that fails, or SURVIVED."""
-    covering = tests[one.target]
+    covering = tests[mutant.target]
     if "import" in covering:  # runs before any test: take the tests that run anything of its file
-        covering = tests[one.file, 0]
+        covering = tests[mutant.file, 0]
     ordered = sorted(covering - {"import"}, key=lambda test: (seconds.get(test, 0.0), test))
     chosen: list[str] = []
     total = 0.0
@@ -286,10 +288,10 @@ def outcome(
     if not chosen:
         return "SURVIVED: no test runs it"
     (root / "chosen.txt").write_text("\n".join(chosen))
-    original = (root / one.file).read_text()
-    (root / one.file).write_text(one.text)
+    original = (root / mutant.file).read_text()
+    (root / mutant.file).write_text(mutant.text)
     code, shown = run(root, ["-x", "--timeout=120", f"@{root / 'chosen.txt'}"], 120 + 4 * total)
-    (root / one.file).write_text(original)
+    (root / mutant.file).write_text(original)
     if code == 0:
         return f"SURVIVED {len(chosen)} of {len(ordered)} tests"
     caught = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", shown, re.MULTILINE)
@@ -310,15 +312,15 @@ def main(argv: list[str]) -> int:
         root = Path(folder).resolve() / "clone"
         subprocess.run(["git", "clone", "-q", str(sizes.ROOT), str(root)], check=True)
         drawn = {s: draw(root, asked.paths, asked.skip, s, asked.count) for s in asked.seed}
-        every = [one for mutants in drawn.values() for one in mutants]
+        every = [mutant for mutants in drawn.values() for mutant in mutants]
         tests, seconds = record(root, every, asked.tests)
         fewest = asked.count
         for seed, mutants in drawn.items():
             caught = 0
-            for one in mutants:
-                by = outcome(root, one, tests, seconds)
+            for mutant in mutants:
+                by = outcome(root, mutant, tests, seconds)
                 caught += not by.startswith("SURVIVED")
-                row = f"{seed}  {one.file}:{one.lines[0]}  {one.change}  |  {by}\n"
+                row = f"{seed}  {mutant.file}:{mutant.lines[0]}  {mutant.change}  |  {by}\n"
                 sys.stdout.write(row)
                 sys.stdout.flush()
             sys.stdout.write(f"seed {seed}: {caught} of {len(mutants)} caught\n")

@@ -70,7 +70,7 @@ def fenced(docstring: str) -> str:
     """A docstring with each example in a block of code: from a line with `>>>` to the next empty
     line."""
     example = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", re.MULTILINE | re.DOTALL)
-    return example.sub(lambda found: f"```pycon\n{found[0]}\n```", docstring)
+    return example.sub(lambda matched: f"```pycon\n{matched[0]}\n```", docstring)
 
 
 class Examples(griffe.Extension):

@@ -77,8 +77,8 @@ class Turns:
     """Lets rounds wait for their turn. Without the variable `TURNS` no round waits."""
 
     def __init__(self) -> None:
-        given = os.environ.get(TURNS, "")
-        self._pipes = [int(word) for word in given.split(",")] if given else []
+        pipes = os.environ.get(TURNS, "")
+        self._pipes = [int(word) for word in pipes.split(",")] if pipes else []
 
     def take(self) -> None:
         """Says that a round is ready, and waits for the turn."""
@@ -114,7 +114,7 @@ class Meter:
         self.cpu.append(cpu - self._began[1])
         self._turns.give()
 
-    def found(self, warm: int, note: str = "") -> dict[str, Any]:
+    def measured(self, warm: int, note: str = "") -> dict[str, Any]:
         """The times of the rounds after warm-up, and the peak memory."""
         return {
             "wall": self.wall[warm:],
@@ -131,11 +131,11 @@ def version(package: str) -> str:
 
 def children(process: int | str = "self") -> list[int]:
     """All descendants of a process."""
-    found = []
+    pids = []
     for file in Path(f"/proc/{process}/task").glob("*/children"):
         for child in _text(file).split():
-            found += [int(child), *children(child)]
-    return found
+            pids += [int(child), *children(child)]
+    return pids
 
 
 def cpu_seconds() -> float:

@@ -122,7 +122,7 @@ def measure(job: Job, argument: str) -> tuple[dict[str, Any], Mapping[str, Tenso
         meter.end()
     lock = "without" if not getattr(sys, "_is_gil_enabled", lambda: True)() else "with"
     note = f"{version('blazefl')}, Python {platform.python_version()} {lock} the GIL"
-    return meter.found(job.warm, note), dict(server.model.named_parameters())
+    return meter.measured(job.warm, note), dict(server.model.named_parameters())
 
 
 if __name__ == "__main__":

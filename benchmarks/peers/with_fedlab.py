@@ -52,7 +52,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         for upload in trainer.uplink_package:
             server.load(upload)
         meter.end()
-    return meter.found(job.warm, version("fedlab")), dict(server.model.named_parameters())
+    return meter.measured(job.warm, version("fedlab")), dict(server.model.named_parameters())
 
 
 if __name__ == "__main__":

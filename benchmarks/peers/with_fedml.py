@@ -91,7 +91,7 @@ def measure(job: Job, mode: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     simulator = Timed(settings, torch.device("cpu"), dataset, module)
     simulator.watch(job, meter, ready)
     simulator.train()
-    return meter.found(job.warm, version("fedml")), dict(module.named_parameters())
+    return meter.measured(job.warm, version("fedml")), dict(module.named_parameters())
 
 
 if __name__ == "__main__":

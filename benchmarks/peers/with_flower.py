@@ -61,17 +61,17 @@ class Strategy(FedAvg):  # type: ignore[misc]  # flwr is not there when types ar
     def watch(self, meter: Meter) -> None:
         self.meter = meter
 
-    def configure_train(self, *given: Any, **named: Any) -> Any:
+    def configure_train(self, *args: Any, **named: Any) -> Any:
         self.meter.begin()
-        return super().configure_train(*given, **named)
+        return super().configure_train(*args, **named)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         arrived = list(replies)
         if failed := [reply.error.reason for reply in arrived if reply.has_error()]:
             raise RuntimeError(f"{len(failed)} clients failed: {failed[0]}")
-        found = super().aggregate_train(server_round, arrived)
+        aggregated = super().aggregate_train(server_round, arrived)
         self.meter.end()
-        return found
+        return aggregated
 
 
 def measure(job: Job, actors: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
@@ -104,7 +104,7 @@ def measure(job: Job, actors: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
         },
     )
     final = ended["result"].arrays.to_torch_state_dict()
-    return meter.found(job.warm, version("flwr")), {
+    return meter.measured(job.warm, version("flwr")), {
         name: final[name] for name, _ in job.module().named_parameters()
     }
 

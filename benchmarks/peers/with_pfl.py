@@ -59,7 +59,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         "loss": Weighted(F.cross_entropy(module(x), y, reduction="sum").item(), len(y))
     }
     drawn = iter(
-        [(t, place) for t, cohort in enumerate(job.cohorts) for place in range(len(cohort))]
+        [(t, position) for t, cohort in enumerate(job.cohorts) for position in range(len(cohort))]
     )
 
     def dataset(user: tuple[int, int]) -> Dataset:
@@ -86,7 +86,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         callbacks=[Clock(meter)],
         send_metrics_to_platform=False,
     )
-    return meter.found(job.warm, version("pfl")), dict(module.named_parameters())
+    return meter.measured(job.warm, version("pfl")), dict(module.named_parameters())
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ def start_others() -> None:
     They do the same work and write their results beside this one's.
     """
     result, processes, job = sys.argv[1:]
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
     # The variables of torchrun. pfl reads them when it is imported.
     common = {
         "TORCHELASTIC_RUN_ID": "bench",

@@ -158,27 +158,27 @@ def leave_one_out(
             f"{WHERE}: frame is of type {type(frame).__name__}; allowed: a pandas.DataFrame"
         )
     data = from_frame(frame, label=label, owner=owner, **columns)
-    given = {"seeds": seeds, "processes": processes, **others}
-    return of_data(data, recipes, few, given, progress, folder)
+    run_options = {"seeds": seeds, "processes": processes, **others}
+    return of_data(data, recipes, few, run_options, progress, folder)
 
 
 def of_data(
     data: Data,
     recipes: Sequence[str] | Mapping[str, Mapping[str, Any]],
     few: FewShot,
-    given: Mapping[str, Any],
+    run_options: Mapping[str, Any],
     progress: bool,
     folder: str | Path | None,
 ) -> LeaveOneOut:
-    """As `leave_one_out`, of a table with owners that is read. `given`: arguments of `run`."""
-    sites, given = _sites(data), {"partition": "natural", **given}
-    first = running.callbacks_of(WHERE, {**given, "clients": _n_clients(sites[0])})[1]
+    """As `leave_one_out`, of data with named owners. `run_options`: arguments of `run`."""
+    sites, run_options = _sites(data), {"partition": "natural", **run_options}
+    first = running.callbacks_of(WHERE, {**run_options, "clients": _n_clients(sites[0])})[1]
     running.settings_of(WHERE, sites[0].data, running.entries_of(WHERE, recipes), first, "")
     path = None if folder is None else folder_of(WHERE, folder)
     results = {}
     for site in sites:
         own_folder = path and path / f"without-{site.number}"
-        runs = given | {"clients": _n_clients(site)}
+        runs = {**run_options, "clients": _n_clients(site)}
         results[site.name] = Results(
             running.trained_results(WHERE, recipes, site.data, runs, {}, progress, own_folder)
         )
@@ -204,14 +204,14 @@ def of_experiment(workspace: Workspace, config: Config, progress: bool) -> Leave
         name: {"recipe": config.composition(name), **config.recipes[name].values}
         for name in config.recipe_names
     }
-    given = {
+    run_options = {
         **config.train.model_dump(),
         "seeds": config.seeds,
         "public": source.public,
         "participation": scenario.participation,
         "processes": config.machine.processes or 1,
     }
-    left_out = of_data(data, recipes, FewShot(), given, progress, folder)
+    left_out = of_data(data, recipes, FewShot(), run_options, progress, folder)
     for name in ("table", "summary"):
         frame: pd.DataFrame = getattr(left_out, name)
         write_whole(folder / f"{name}.csv", str(frame.to_csv(index=False, lineterminator="\n")))
@@ -344,13 +344,13 @@ def _summary(table: pd.DataFrame, few: FewShot) -> tuple[Table, str]:
                 keys.append((recipe, shots, other, len(ours), ours.mean(), theirs.mean()))
                 comparisons.append(paired(str(recipe), ours.to_dict(), theirs.to_dict(), 0.0))
     rows, on_zero_shot = [], dict[str, dict[int, Comparison]]()
-    for key, one in zip(keys, adjusted(comparisons), strict=True):
-        low, high = one.interval or (np.nan, np.nan)
-        verdict = one.verdict.replace("seed", "site")
-        difference = one.mean if one.differences else np.nan
-        rows.append((*key, difference, low, high, one.holm_p, one.higher, verdict))
+    for key, comparison in zip(keys, adjusted(comparisons), strict=True):
+        low, high = comparison.interval or (np.nan, np.nan)
+        verdict = comparison.verdict.replace("seed", "site")
+        difference = comparison.mean if comparison.differences else np.nan
+        rows.append((*key, difference, low, high, comparison.holm_p, comparison.higher, verdict))
         if key[2] == "zero_shot":
-            on_zero_shot.setdefault(one.recipe, {})[key[1]] = one
+            on_zero_shot.setdefault(comparison.recipe, {})[key[1]] = comparison
     first = ["recipe", "shots", "against", "sites", "fine_tuned", "other"]
     summary = Table(
         rows, columns=[*first, "difference", "low", "high", "p_holm", "higher", "verdict"]
@@ -368,21 +368,21 @@ def _sentence(recipe: str, comparisons: Mapping[int, Comparison]) -> str:
     `comparisons`: number of own samples -> the test against the zero-shot.
     """
     pays = "no tried number of own samples shows that fine-tuning pays"
-    for shots, one in sorted(comparisons.items(), reverse=True):
-        if one.p is None:
+    for shots, comparison in sorted(comparisons.items(), reverse=True):
+        if comparison.p is None:
             continue  # too few sites have so many
-        if one.verdict != "better":
+        if comparison.verdict != "better":
             break
-        pays = f"fine-tuning pays from {shots} own samples on, {_in_points(one)}"
+        pays = f"fine-tuning pays from {shots} own samples on, {_in_points(comparison)}"
     harms = [
-        f"with {shots} it does harm, {_in_points(one)}"
-        for shots, one in sorted(comparisons.items())
-        if one.verdict == "worse"
+        f"with {shots} it does harm, {_in_points(comparison)}"
+        for shots, comparison in sorted(comparisons.items())
+        if comparison.verdict == "worse"
     ]
     return f"{recipe}: {'; '.join([pays, *harms])}"
 
 
-def _in_points(one: Comparison) -> str:
-    low, high = one.interval or (np.nan, np.nan)
+def _in_points(comparison: Comparison) -> str:
+    low, high = comparison.interval or (np.nan, np.nan)
     ends = f"{100 * low:+.1f} to {100 * high:+.1f}"
-    return f"{100 * one.mean:+.1f} points ({ends}, {len(one.differences)} sites)"
+    return f"{100 * comparison.mean:+.1f} points ({ends}, {len(comparison.differences)} sites)"

@@ -575,20 +575,20 @@ class Results(Sequence[Result]):
             raise UserError(f"compare: {shown(other)} has no result", **among(other, names))
         rows = []
         for point, group in self._scenarios():
-            method = next((one for one in group.methods if one.recipe == other), None)
-            for one in comparison.against(group, method).values():
-                n = len(one.differences)
+            method = next((method for method in group.methods if method.recipe == other), None)
+            for test in comparison.against(group, method).values():
+                n = len(test.differences)
                 values = (
-                    one.mean if n else None,
-                    *(one.interval or (None, None)),
-                    one.p,
-                    one.holm_p,
-                    one.higher,
+                    test.mean if n else None,
+                    *(test.interval or (None, None)),
+                    test.p,
+                    test.holm_p,
+                    test.higher,
                     n,
-                    one.verdict,
+                    test.verdict,
                 )
                 rows.append(
-                    {**point, "recipe": one.recipe, **dict(zip(COMPARED, values, strict=True))}
+                    {**point, "recipe": test.recipe, **dict(zip(COMPARED, values, strict=True))}
                 )
         frame = pd.DataFrame(rows, columns=[*self._keys, "recipe", *COMPARED])
         table = Table(frame.astype(dict.fromkeys(COMPARED[:5], float)))
@@ -686,16 +686,18 @@ class Results(Sequence[Result]):
         ...     [path.name for path in pathlib.Path(folder, "runs").iterdir()]
         ['iid-fedavg-0']
         """
-        place = folder_of("save", folder)
+        target = folder_of("save", folder)
         for result in self._found:
             for seed, files in result.files.items():
-                files.write(place, Unit(result.settings.scenario_names[0], result.recipe, seed).key)
-        saved.write_record(place, self._found)
-        write_whole(place / "summary.csv", self.summary.to_csv(index=False))
+                files.write(
+                    target, Unit(result.settings.scenario_names[0], result.recipe, seed).key
+                )
+        saved.write_record(target, self._found)
+        write_whole(target / "summary.csv", self.summary.to_csv(index=False))
 
     def _in_percent(self, *names: str) -> tuple[str, ...]:
         """The columns, if the main metric is a fraction that is shown in percent; else none."""
-        return names if all(metric_of(one.main).percent for one in self._found) else ()
+        return names if all(metric_of(result.main).percent for result in self._found) else ()
 
     @property
     def _recipes(self) -> list[str]:
@@ -796,18 +798,19 @@ def _point_text(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in point.items())
 
 
-def _note(one: MethodSummary, group: ScenarioSummary) -> str:
+def _note(method: MethodSummary, group: ScenarioSummary) -> str:
     """What sets a recipe apart from the others."""
-    notes = [f"LEAK: {one.leak}"] if one.leak else []
-    notes += [f"NO EFFECT: {one.no_effect}"] if one.no_effect else []
-    if one.public and not one.leak:
-        notes.append(f"sees {one.public} public data")
-    notes += [f"ONE CLASS on {seeds(one.one_class)}"] if one.one_class else []
-    notes += [] if one.is_above_majority else ["no better than the majority class"]
+    notes = [f"LEAK: {method.leak}"] if method.leak else []
+    notes += [f"NO EFFECT: {method.no_effect}"] if method.no_effect else []
+    if method.public and not method.leak:
+        notes.append(f"sees {method.public} public data")
+    notes += ["chooses its clients: pairs have not the same ones"] if method.cohorts else []
+    notes += [f"ONE CLASS on {seeds(method.one_class)}"] if method.one_class else []
+    notes += [] if method.is_above_majority else ["no better than the majority class"]
     items = (item.rpartition("-") for item in group.missing)
-    if lost := [int(seed) for name, _, seed in items if name == f"{group.name}-{one.recipe}"]:
+    if lost := [int(seed) for name, _, seed in items if name == f"{group.name}-{method.recipe}"]:
         notes.append(f"no result of {seeds(lost)}, so its means are those of the others")
-    return "; ".join(notes + ([] if one.federated else ["not federated"]))
+    return "; ".join(notes + ([] if method.federated else ["not federated"]))
 
 
 def _percent(fraction: float) -> str:

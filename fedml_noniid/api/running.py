@@ -87,8 +87,8 @@ def run(
     >>> result.rounds["round"].tolist()
     [1, 2]
     """
-    given = {"seeds": seeds, "processes": processes, **options}
-    (result,) = trained_results("run", [recipe], data, given, {}, progress, folder)
+    options = {"seeds": seeds, "processes": processes, **options}
+    (result,) = trained_results("run", [recipe], data, options, {}, progress, folder)
     for seed, reason in result.failed.items():
         raise NonFiniteError(f"run: {result.recipe}, seed {seed}: {reason}")
     return result
@@ -121,8 +121,10 @@ def sweep(
     >>> results.summary[["lr", "recipe", "seeds"]].to_dict("list")["lr"]
     [0.05, 0.05, 0.1, 0.1]
     """
-    given = {"seeds": seeds, "processes": processes, **options}
-    results = Results(trained_results("sweep", recipes, data, given, over or {}, progress, folder))
+    options = {"seeds": seeds, "processes": processes, **options}
+    results = Results(
+        trained_results("sweep", recipes, data, options, over or {}, progress, folder)
+    )
     if not any(result.files for result in results):
         raise NonFiniteError.from_mistakes(
             Mistake(f"sweep: {what}: {reason}") for what, reason in results.failed.items()
@@ -133,10 +135,10 @@ def sweep(
 
 
 def trained_results(
-    where: str,
+    caller: str,
     recipes: object,
     data: Data | Split,
-    given: dict[str, Any],
+    options: dict[str, Any],
     over: object,
     progress: bool,
     folder: str | Path | None,
@@ -145,20 +147,20 @@ def trained_results(
 
     UserError for mistakes in the arguments, before anything runs.
     """
-    check_data(where, data, Data, Split)
-    callbacks, given = callbacks_of(where, given)
-    entries, axes = entries_of(where, recipes), _axes(where, over, given)
-    settings.check_axes(where, entries, axes)
+    check_data(caller, data, Data, Split)
+    callbacks, options = callbacks_of(caller, options)
+    entries, axes = entries_of(caller, recipes), _axes(caller, over, options)
+    settings.check_axes(caller, entries, axes)
     if "unseen" in axes:
-        raise UserError(f"{where}: over: unseen is refused; allowed: one value for all")
-    data = data if isinstance(data, Split) else without_unseen(where, data, given)
+        raise UserError(f"{caller}: over: unseen is refused; allowed: one value for all")
+    data = data if isinstance(data, Split) else without_unseen(caller, data, options)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     named: dict[str, Config] = {}
     for number, point in enumerate(points):
-        words = "-".join(f"{key}-{value}" for key, value in point.items())
-        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", words)[:60].strip("_")
+        text = "-".join(f"{key}-{value}" for key, value in point.items())
+        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", text)[:60].strip("_")
         name = f"{name}-{number}" if name in named else name
-        named[name] = settings_of(where, data, entries, given | point, name)
+        named[name] = settings_of(caller, data, entries, options | point, name)
     units = [(config, unit) for config in named.values() for unit in config.units()]
     whole = data.data if isinstance(data, Split) else data
 
@@ -175,7 +177,7 @@ def trained_results(
 
     return gathered(
         executed(
-            *(where, data, units, callbacks, progress, folder),
+            *(caller, data, units, callbacks, progress, folder),
             begun=lambda path, prints: saved.write_record(
                 path, gathered(Files({}, {}, (), fingerprint) for fingerprint in prints)
             ),
@@ -183,23 +185,25 @@ def trained_results(
     )
 
 
-def callbacks_of(where: str, given: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
+def callbacks_of(caller: str, options: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
     """(callbacks that are objects, the other arguments): a dictionary of names is a setting."""
-    callbacks, others = given.get("callbacks"), dict(given)
+    callbacks, others = options.get("callbacks"), dict(options)
     if callbacks is None or isinstance(callbacks, Mapping):
         return [], others
     del others["callbacks"]
     if not isinstance(callbacks, list | tuple) or not all(
         isinstance(callback, Callback) for callback in callbacks
     ):
-        raise UserError(f"{where}: callbacks = {shown(callbacks)} is refused; allowed: {CALLBACKS}")
+        raise UserError(
+            f"{caller}: callbacks = {shown(callbacks)} is refused; allowed: {CALLBACKS}"
+        )
     return list(callbacks), others
 
 
-def entries_of(where: str, recipes: object) -> settings.Entries:
+def entries_of(caller: str, recipes: object) -> settings.Entries:
     """The recipes as entries of params.yaml. UserError unless each has a name of its own."""
     if isinstance(recipes, str) or not isinstance(recipes, Sequence | Mapping) or not recipes:
-        raise UserError(f"{where}: recipes = {shown(recipes)} is refused; allowed: {RECIPES}")
+        raise UserError(f"{caller}: recipes = {shown(recipes)} is refused; allowed: {RECIPES}")
     entries: dict[str, Any] = {}
     for name in recipes:
         entry = recipes[name] if isinstance(recipes, Mapping) else None
@@ -212,50 +216,58 @@ def entries_of(where: str, recipes: object) -> settings.Entries:
         else:
             entries[name] = entry or {}
             continue
-        raise UserError(f"{where}: recipe {refused}")
+        raise UserError(f"{caller}: recipe {refused}")
     return entries
 
 
-def _axes(where: str, over: object, given: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _axes(caller: str, over: object, options: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Argument -> its values.
 
     UserError unless `over` has lists of different values, and nothing else has them.
     """
     if not isinstance(over, Mapping):
         allowed = "argument -> values, such as {'lr': [0.1]}"
-        raise UserError(f"{where}: over = {shown(over)} is refused; allowed: {allowed}")
+        raise UserError(f"{caller}: over = {shown(over)} is refused; allowed: {allowed}")
     axes = {}
     for key, values in over.items():
         plain = settings.plain(values)
-        if key in given:
+        if key in options:
             refused = f"{key} is given twice; allowed: once"
-        elif not isinstance(plain, list) or not plain or any(plain.count(one) > 1 for one in plain):
+        elif (
+            not isinstance(plain, list)
+            or not plain
+            or any(plain.count(value) > 1 for value in plain)
+        ):
             refused = (
                 f"{key} = {shown(values)} is refused; allowed: a list of values, each of them once"
             )
         else:
             axes[str(key)] = [settings.named_code(key, value) for value in plain]
             continue
-        raise UserError(f"{where}: over: {refused}")
+        raise UserError(f"{caller}: over: {refused}")
     return axes
 
 
 def settings_of(
-    where: str, data: Data | Split, entries: settings.Entries, given: Mapping[str, Any], name: str
+    caller: str,
+    data: Data | Split,
+    entries: settings.Entries,
+    options: Mapping[str, Any],
+    name: str,
 ) -> Config:
     """The checked settings. What a split has already can't be given again."""
     if isinstance(data, Data):
-        return settings.of(where, data, entries, given, name)
+        return settings.from_arguments(caller, data, entries, options, name)
     of_split = settings.sections("partition").keys() - {"seed"}
-    for key, value in given.items():
+    for key, value in options.items():
         if key in of_split and value is not None:
             instead = "as data is a split; allowed: in `partition` only"
-            raise UserError(f"{where}: {key} is given twice, {instead}")
-    return settings.of(where, data.data, entries, {**given, **data.settings}, name)
+            raise UserError(f"{caller}: {key} is given twice, {instead}")
+    return settings.from_arguments(caller, data.data, entries, {**options, **data.settings}, name)
 
 
 def executed(
-    where: str,
+    caller: str,
     data: Data | Split,
     units: Sequence[tuple[Config, Unit]],
     callbacks: Sequence[Callback],
@@ -267,18 +279,18 @@ def executed(
 
     `begun` is called with the folder and the fingerprints of all, before the first is trained.
     """
-    path = None if folder is None else folder_of(where, folder)
+    path = None if folder is None else folder_of(caller, folder)
     first = units[0][0]
     processes = first.machine.processes or 1
-    with settings.arguments(where):
+    with settings.arguments(caller):
         on_gpu = any(resolve_device(config.train.device).type == "cuda" for config, _ in units)
     if any(config.train.device == "auto" for config, _ in units) and (reason := unusable_gpu()):
-        warnings.warn(f"{where} uses the CPU, as torch can't use the GPU: {reason}", stacklevel=5)
+        warnings.warn(f"{caller} uses the CPU, as torch can't use the GPU: {reason}", stacklevel=5)
     if on_gpu and processes > 1:
-        raise UserError(f"{where}: processes = {processes} is refused on a GPU; allowed: 1")
+        raise UserError(f"{caller}: processes = {processes} is refused on a GPU; allowed: 1")
     whole = data.data if isinstance(data, Split) else data
     known: dict[str, Indices] = {}
-    with settings.arguments(where):
+    with settings.arguments(caller):
         indices = [indices_of(data, *unit, known) for unit in units]
         prints = [
             saved.fingerprint(*unit, whole, partition, callbacks) if path else ""
@@ -294,11 +306,11 @@ def executed(
         todo = [number for number in range(len(units)) if number not in outcomes]
         changes = [saved.changes(path, *units[number], whole) for number in todo if path]
         if progress and (names := ", ".join(dict.fromkeys(itertools.chain(*changes)))):
-            sys.stderr.write(f"{where}: runs in {path} are trained again: other {names}\n")
+            sys.stderr.write(f"{caller}: runs in {path} are trained again: other {names}\n")
     workers = processes if len(todo) == 1 and first.train.threads == 1 else 1
     with (
-        settings.arguments(where),
-        Display(where, len(units), bars=progress, lines=False) as display,
+        settings.arguments(caller),
+        Display(caller, len(units), bars=progress, lines=False) as display,
     ):
         for number in outcomes:
             display.done(units[number][1].key, "", known=True)
@@ -329,8 +341,8 @@ def indices_of(
     if isinstance(data, Split) and data.seed == unit.seed:
         known.setdefault(key, data.indices)
     if key not in known:
-        whole, given = (data.data, data.positions) if isinstance(data, Split) else (data, None)
-        known[key] = assign(whole.dataset, held_out, scenario, unit.scenario, unit.seed, given)
+        whole, lists = (data.data, data.positions) if isinstance(data, Split) else (data, None)
+        known[key] = assign(whole.dataset, held_out, scenario, unit.scenario, unit.seed, lists)
     return known[key]
 
 

@@ -73,7 +73,9 @@ def sections(caller: str = "run") -> dict[str, str]:
     }
 
 
-def of(caller: str, data: Data, entries: Entries, options: Values, name: str = "") -> Config:
+def from_arguments(
+    caller: str, data: Data, entries: Entries, options: Values, name: str = ""
+) -> Config:
     """The settings of an experiment with one scenario. UserErrors begin with `caller`.
 
     `options`: all arguments by name; None counts as not given. `name`: of the scenario, by default
@@ -226,7 +228,7 @@ def _unknown(caller: str, key: str, known: Mapping[str, str], entries: Entries) 
         having.sort(key=lambda method: not any(method in entry for entry in entries))
         if having:  # those of the recipe come first
             hints["allowed"] += f"; {having[0]} has it: {having[0]}={{{key!r}: ...}}"
-    return UserError("is no argument", where=(key,), **hints).below(source=caller)
+    return UserError("is no argument", path=(key,), **hints).below(source=caller)
 
 
 def plain(value: Any) -> Any:
@@ -251,8 +253,8 @@ def arguments(caller: str) -> Iterator[None]:
     depths = {"data": 1, "train": 1, "machine": 1, "scenarios": 2, "recipes": 2}
 
     def flat(mistake: Mistake) -> Mistake:
-        skipped = depths.get(str(next(iter(mistake.where), "")), 0)
-        return replace(mistake, where=mistake.where[skipped:], source=caller)
+        skipped = depths.get(str(next(iter(mistake.path), "")), 0)
+        return replace(mistake, path=mistake.path[skipped:], source=caller)
 
     try:
         yield
@@ -291,5 +293,5 @@ def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]
                 filled[name][method] = {**common[method], **filled[name][method]}
     for method in methods:
         if not any(method in entry for entry in filled.values()):
-            raise UserError("is part of no recipe", where=(method,), allowed=", ".join(entries))
+            raise UserError("is part of no recipe", path=(method,), allowed=", ".join(entries))
     return filled

@@ -183,7 +183,7 @@ def partition(
     options = {"partition": partition, "clients": clients, **options}
     with settings.arguments("partition"):
         seed = whole_number("seed", seed, 0, 2**63 - 1)
-    checked = settings.of("partition", data, {"fedavg": {}}, options | {"seed": [seed]})
+    checked = settings.from_arguments("partition", data, {"fedavg": {}}, options | {"seed": [seed]})
     (name,) = checked.scenario_names
     with settings.arguments("partition"):
         made = partition_of(data.dataset, checked.data, checked.scenarios[name], name, seed, lists)

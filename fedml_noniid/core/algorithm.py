@@ -143,6 +143,11 @@ class Algorithm:
         return next((c for c in self.components if Exclusive.RECEIVED in c.exclusive), None)
 
     @property
+    def chooser(self) -> Component | None:
+        """The component that chooses the clients of each round, if one does."""
+        return next((c for c in self.components if overrides(c, "choose")), None)
+
+    @property
     def own_models(self) -> bool:
         """Whether a component gives each client a model of its own, beside personal parts."""
         return self._tests_received or self.own_model is not None
@@ -167,7 +172,7 @@ class Algorithm:
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The privacy noise of the components."""
-        return tuple(of for c in self.components if (of := c.mechanism) is not None)
+        return tuple(mechanism for c in self.components if (mechanism := c.mechanism) is not None)
 
     @property
     def leak(self) -> str:
@@ -215,9 +220,12 @@ class Algorithm:
         return state._replace(slices=slices, params=params or state.params)
 
     def round(self, state: State, at: Server) -> Generator[Ask, Reply, RoundResult]:
-        """One round with the clients `at.cohort`."""
+        """One round with the clients `at.cohort`, or those that a component chooses."""
         slices, components = state.slices, self.components
         now = replace(at, params=state.params, buffers=state.buffers)
+        if (chooser := self.chooser) is not None:
+            cohort = yield from _asked(chooser, "choose", _view(now, slices, chooser))
+            now = replace(now, cohort=cohort or now.cohort)
 
         def each(hook: str) -> dict[Component, Any]:
             # A hook that no component brings reads nothing.
@@ -231,7 +239,7 @@ class Algorithm:
             state_of_owner = slices[owner.name] | (change or Change()).state
             slices = slices | {owner.name: state_of_owner}
         shared, each_client = _named(each("broadcast")), _named(each("message"))
-        ask = Ask(TRAIN, at.cohort, now.params, now.buffers, shared, each_client)
+        ask = Ask(TRAIN, now.cohort, now.params, now.buffers, shared, each_client)
         replies = yield self.with_models(ask, slices)
         _refuse_uploads(components, replies)
         now = replace(now, start=now.params, replies=replies, trained=replies.deltas)
@@ -310,7 +318,8 @@ class Algorithm:
         if (c := self.received) is None or not (ask.job == TRAIN or self._tests_received):
             return ask
         models, model_of = slices[c.name][MODELS], slices[c.name][MODEL_OF]
-        numbers = model_of[torch.tensor(ask.to, device=model_of.device)]  # [M]
+        # [M], on the host once for all clients: a GPU's host would wait for each.
+        numbers = model_of.cpu()[torch.tensor(ask.to)]
         k = len(next(leaves(models)))
         if not bool(((numbers >= 0) & (numbers < k)).all()):
             raise RecipeError(
@@ -383,6 +392,12 @@ def _check(c: Component, setting: Setting) -> None:
         raise RecipeError(
             f"{c.name!r} needs targets that are classes, and this loss has none",
             allowed="cross_entropy, or a method without classes",
+        )
+    if setting.deployed and overrides(c, "choose") and setting.cohort == setting.n_clients:
+        raise RecipeError(
+            f"{c.name!r} chooses the clients of a round, and all {setting.n_clients} silos take "
+            "part",
+            allowed="a cohort of fewer silos",
         )
     if setting.deployed and (c.needs.pooled or c.needs.public is Public.TEST_SET):
         why = (
@@ -459,7 +474,7 @@ def _of_one_model(c: Component) -> str:
 
 def _refuse_uploads(components: Iterable[Component], replies: Reply) -> None:
     """RecipeError if clients send more than their updates, and noise in the sum must hide them."""
-    sent = [name for name, of in replies.upload.items() if of]
+    sent = [name for name, tree in replies.upload.items() if tree]
     for c in components:
         if sent and _hides(c, "client"):
             raise RecipeError(
@@ -475,7 +490,7 @@ def _hides(c: Component, unit: str) -> bool:
 def _exposed(a: Component, b: Component) -> str:
     """Why `b` would tell what the noise of `a` hides; "" if it would not."""
     others = b.needs.local_set or b.needs.gradient or overrides(b, "own_model")
-    if _hides(a, "sample") and others:
+    if _hides(a, "sample") and (others or overrides(b, "choose")):
         return (
             f"{a.name!r} hides each sample by noise in the gradients of local training, and "
             f"{b.name!r} reads the samples in another way, without that noise"
@@ -559,11 +574,11 @@ def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any
         except Exception as error:  # of any kind: the code is the method's
             raise failure(c, hook, error) from error
         if not is_sound(ask, server) or ask.job == TRAIN:
-            words = (
+            allowed = (
                 "an Ask with a word of its own as the job, which is not 'train'; to ascending "
                 "clients; with no model or one of the server's shapes; `each` with a row for each"
             )
-            raise RecipeError(f"{c.name!r}: {hook} yielded {described(ask)}; allowed: {words}")
+            raise RecipeError(f"{c.name!r}: {hook} yielded {described(ask)}; allowed: {allowed}")
         reply = yield ask._replace(
             shared={c.name: ask.shared}, each={c.name: ask.each}, owner=c.name
         )

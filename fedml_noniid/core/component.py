@@ -2,7 +2,8 @@
 
 One round. Every hook stands where it acts. The list is the order; there is no other.
 
-    server   assign *               which of several models each client receives, if not w_t
+    server   choose *               which clients take part, if not those that were drawn
+             assign *               which of several models each client receives, if not w_t
              broadcast, message     what goes down with the model: to all, to each
     client   optimizer              the local optimiser
              prepare                once, on the received model
@@ -60,6 +61,7 @@ class Exclusive(Enum):
     AVERAGE = "clients' average", "each puts its own average in place of the weighted mean"
     CLASSIFIER = "classifier", "each fixes it, or computes it outside of local training"
     CLIENT_WEIGHTS = "clients' weights", "each gives every client a weight of its own"
+    COHORT = "cohort", "each chooses the clients of a round"
     DRIFT = (
         "client drift correction",
         "each corrects the local gradient for the same drift, which together is too much",
@@ -326,6 +328,8 @@ class Reply:
     metrics: Tree = field(
         default_factory=dict
     )  # by component; empty in a deployment and where nothing is recorded
+    # where `refine` gave several clients one update: a row of each, for a rule that counts updates
+    distinct: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -346,6 +350,9 @@ class Server:
     # by client of the cohort: how many steps the server took since it sent the model; before round
     # 1, the most of the run; (): none
     staleness: tuple[int, ...] = ()
+    # [N], seconds of each client's local training, if its device is known and no schedule is; else
+    # ()
+    durations: tuple[float, ...] = ()
     start: Params = field(default_factory=dict)  # w_t, from `refine` on
     replies: Reply = absent("server.replies is there from `refine` to `survey`")
     trained: Params = field(
@@ -506,6 +513,13 @@ class Component:
         """The server's state before the first round."""
         return {}
 
+    def choose(self, server: Server) -> Asks | tuple[int, ...] | None:
+        """Ascending ids of the clients that take part in the round, at most as many as in
+        `server.cohort`, which was drawn for every recipe (exclusive).
+
+        May be a generator that asks any clients first.
+        """
+
     def assign(self, server: Server) -> Asks | Change | None:
         """Before training, changes the state, whose MODELS and MODEL_OF say which model each client
         of `server.cohort` receives in place of w_t (exclusive).
@@ -557,6 +571,7 @@ class Component:
 OWNS = {
     "gradient_point": Exclusive.GRADIENT_POINT,
     "logits": Exclusive.LOGITS,
+    "choose": Exclusive.COHORT,
     "assign": Exclusive.RECEIVED,
     "refine": Exclusive.REFINEMENT,
     "leaving": Exclusive.UPDATE,

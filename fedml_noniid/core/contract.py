@@ -114,6 +114,9 @@ def _refines(reply: Reply, server: Any) -> bool:
     # Numbers are compared only where the tensor is another one: a GPU's host would wait for them.
     same = reply.n is n or (_alike(reply.n, n) and torch.equal(reply.n, n))
     same = same and reply.clients == clients and _alike(reply.deltas, server.start, rows)
+    if (distinct := reply.distinct) is not None:
+        same = same and isinstance(distinct, Tensor) and distinct.dtype == torch.int64
+        same = same and {*distinct.flatten().tolist()} <= {*range(len(clients))}
     return same and _alike(reply.buffers, server.buffers, rows) and tree(reply.upload)
 
 
@@ -142,7 +145,7 @@ def is_sound(ask: Any, server: Any) -> bool:
 class Returns(NamedTuple):
     """What a hook may return."""
 
-    words: str
+    description: str
     kind: type
     fits: Callable[..., bool]  # (value, the hook's arguments)
     nothing: bool = True  # whether None is allowed
@@ -153,7 +156,7 @@ class Returns(NamedTuple):
 A_TREE = Returns(
     "a dict of tensors (dense, detached), which may nest",
     dict,
-    lambda found, *_: tree(found),
+    lambda result, *_: tree(result),
     nothing=False,
 )
 LIKE = "with the names, shapes and dtypes of"
@@ -161,7 +164,7 @@ A_CHANGE = f"a Change of {{}}, tensors {LIKE} the server's, with state that `ini
 AN_ANSWER = Returns(
     f"an Answer of upload, metrics, and memory {LIKE} that `init_client` made",
     Answer,
-    lambda found, _, client: _answers(found, client, False),
+    lambda result, _, client: _answers(result, client, False),
     nothing=False,
 )
 HOOKS = {
@@ -170,46 +173,46 @@ HOOKS = {
     "warm_start": Returns(
         f"an optimiser's state, and in 'params' tensors {LIKE} parameters, or None",
         dict,
-        lambda found, *_: tree(found),
-        whole=lambda found, client: _part(
-            found, client.task.optimizer.init(client.params) | {START: client.params}
+        lambda result, *_: tree(result),
+        whole=lambda result, client: _part(
+            result, client.task.optimizer.init(client.params) | {START: client.params}
         ),
     ),
     "prepare": A_TREE,
     "gradient_point": Returns(
         f"a dict of tensors {LIKE} parameters, or None",
         dict,
-        lambda found, w, *_: _named(found) and found.keys() <= w.keys(),
-        whole=lambda found, w, *_: _part(found, w),
+        lambda result, w, *_: _named(result) and result.keys() <= w.keys(),
+        whole=lambda result, w, *_: _part(result, w),
     ),
     "logits": Returns(
         "logits of the shape that it is given, or None",
         Tensor,
-        lambda found, logits, *_: found.shape == logits.shape and found.is_floating_point(),
+        lambda result, logits, *_: result.shape == logits.shape and result.is_floating_point(),
     ),
     "penalty": Returns(
         "a tensor without axes (one number, not an integer), or None",
         Tensor,
-        lambda found, *_: found.ndim == 0 and found.is_floating_point(),
+        lambda result, *_: result.ndim == 0 and result.is_floating_point(),
     ),
     "sample_gradients": Returns(
         f"a dict of tensors {LIKE} all parameters",
         dict,
-        lambda found, grads, *_: _named(found) and found.keys() == grads.keys(),
+        lambda result, grads, *_: _named(result) and result.keys() == grads.keys(),
         nothing=False,
-        whole=lambda found, grads, *_: _alike(found, row(grads, 0)),
+        whole=lambda result, grads, *_: _alike(result, row(grads, 0)),
     ),
     "gradient_term": Returns(
         f"a dict of tensors {LIKE} parameters, or None",
         dict,
-        lambda found, w, _: _named(found) and found.keys() <= w.keys(),
-        whole=lambda found, w, _: _part(found, w),
+        lambda result, w, _: _named(result) and result.keys() <= w.keys(),
+        whole=lambda result, w, _: _part(result, w),
     ),
     "update_factor": Returns(
         "a dict with names of parameters, a number of their dtype for each of their rows, or None",
         dict,
-        lambda found, client: _part(
-            found,
+        lambda result, client: _part(
+            result,
             {
                 name: leaf.new_empty(leaf.shape[:1])
                 for name, leaf in (client.task.personal.get("params", {}) | client.params).items()
@@ -219,29 +222,38 @@ HOOKS = {
     "own_model": Returns(
         f"an OwnModel of tensors {LIKE} all parameters of w, or None",
         OwnModel,
-        lambda found, v, w, _: _named(found.params) and found.params.keys() == w.keys(),
-        whole=lambda found, v, w, _: _alike(tree_map(Tensor.detach, found.params), w),
+        lambda result, v, w, _: _named(result.params) and result.params.keys() == w.keys(),
+        whole=lambda result, v, w, _: _alike(tree_map(Tensor.detach, result.params), w),
     ),
     "leaving": Returns(
         f"a dict of tensors {LIKE} all parameters, or None",
         dict,
-        lambda found, delta, _: _alike(found, delta),
+        lambda result, delta, _: _alike(result, delta),
     ),
     "report": AN_ANSWER,
     "answer": Returns(
         f"an Answer of upload, metrics, and params, buffers and memory {LIKE} the client's",
         Answer,
-        lambda found, client: _answers(found, client, True),
+        lambda result, client: _answers(result, client, True),
         nothing=False,
     ),
     "init_server": A_TREE,
+    "choose": Returns(
+        "a tuple of ascending ids of clients, one or more, at most as many as in server.cohort; or "
+        "None",
+        tuple,
+        lambda result, server: (
+            [*result] == sorted({*result} & {*range(server.n_clients)})
+            and 1 <= len(result) <= len(server.cohort)
+        ),
+    ),
     "assign": Returns(
         A_CHANGE.format("state") + ", or None", Change, partial(_changes, fields=("state",))
     ),
     "broadcast": A_TREE,
     "message": A_TREE._replace(
-        words="a dict of tensors with a row for each client of server.cohort",
-        fits=lambda found, server: _rows(found, len(server.cohort)),
+        description="a dict of tensors with a row for each client of server.cohort",
+        fits=lambda result, server: _rows(result, len(server.cohort)),
     ),
     "refine": Returns(
         "a Reply with the clients and n of server.replies, and deltas and buffers of their shapes; "
@@ -252,13 +264,13 @@ HOOKS = {
     "weigh": Returns(
         "a tensor with a number for each client, or None",
         Tensor,
-        lambda found, server: _is_plain(found) and found.shape == server.replies.n.shape,
+        lambda result, server: _is_plain(result) and result.shape == server.replies.n.shape,
     ),
     "average": Returns(
         f"a dict of tensors {LIKE} all parameters, or these and all buffers, or None",
         dict,
-        lambda found, server: (
-            _alike(found, server.start) or _alike(found, server.start | server.buffers)
+        lambda result, server: (
+            _alike(result, server.start) or _alike(result, server.start | server.buffers)
         ),
     ),
     "step": Returns(
@@ -366,7 +378,7 @@ def checked(c: Component, hook: str, result: Any, *args: Any, whole: bool = Fals
     fits = isinstance(result, allowed.kind) and allowed.fits(result, *args)
     if not fits or (whole and not allowed.whole(result, *args)):
         raise RecipeError(
-            f"{c.name!r}: {hook} returned {described(result)}; allowed: {allowed.words}"
+            f"{c.name!r}: {hook} returned {described(result)}; allowed: {allowed.description}"
         )
     return result
 
@@ -380,10 +392,10 @@ def failure(c: Component, hook: str, error: Exception) -> Exception:
         return error
     last = traceback.extract_tb(error.__traceback__)[-1]
     at = next((f for f in traceback.extract_tb(error.__traceback__)[::-1] if f.name == hook), last)
-    words = " ".join(str(error).split())[:200]
+    text = " ".join(str(error).split())[:200]
     return RecipeError(
         f"{c.name!r}: {hook} failed, {at.filename}, line {at.lineno}: {type(error).__name__}: "
-        f"{words}"
+        f"{text}"
     )
 
 

@@ -17,7 +17,7 @@ shown = reprlib.repr  # of a value in a message: as Python writes it, but cut if
 ABSENT: Final = ...  # in place of a value; it stays the same object between processes
 # What is wrong with a value or a key. What does not begin with "is" is a sentence of its own.
 REFUSED, UNKNOWN, MISSING = "is refused", "is unknown", "is missing"
-Where = tuple[str | int, ...]  # keys from the outermost section to the value; numbers are places
+KeyPath = tuple[str | int, ...]  # keys from the outermost section to the value; numbers are places
 
 
 def one_line(text: str, limit: int | None = None) -> str:
@@ -33,14 +33,14 @@ class Mistake:
     """One mistake of a user."""
 
     what: str = REFUSED
-    where: Where = ()
+    path: KeyPath = ()
     value: object = ABSENT
     allowed: str = ""
     meant: str = ""  # the allowed word that is closest
     source: str = ""  # the file, function or command that the keys belong to
 
     def __str__(self) -> str:
-        keys = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.where)
+        keys = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
         name = "".join(keys).removeprefix(".")
         in_yaml = self.source.endswith(".yaml") and isinstance(self.value, bool | None)
         value = "" if self.value is ABSENT else (json.dumps if in_yaml else shown)(self.value)
@@ -64,13 +64,13 @@ class UserError(ValueError):
         self,
         what: str = REFUSED,
         *,
-        where: Where = (),
+        path: KeyPath = (),
         value: object = ABSENT,
         allowed: str = "",
         meant: str = "",
     ) -> None:
         super().__init__(what)
-        self.mistakes = (Mistake(what, where, value, allowed, meant),)
+        self.mistakes = (Mistake(what, path, value, allowed, meant),)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.mistakes))
@@ -89,10 +89,12 @@ class UserError(ValueError):
         vars(error).update(vars(self), mistakes=tuple(map(change, self.mistakes)))
         return error
 
-    def below(self, *where: str | int, source: str = "") -> Self:
+    def below(self, *path: str | int, source: str = "") -> Self:
         """The same with these keys before its own; `source`: what they are keys of."""
         return self.changed(
-            lambda one: replace(one, where=(*where, *one.where), source=source or one.source)
+            lambda mistake: replace(
+                mistake, path=(*path, *mistake.path), source=source or mistake.source
+            )
         )
 
 
@@ -110,12 +112,12 @@ class NonFiniteError(PublicError):
 
 
 @contextmanager
-def located(*where: str | int, source: str = "") -> Iterator[None]:
+def located(*path: str | int, source: str = "") -> Iterator[None]:
     """UserErrors inside get these keys before their own; `source`: what they are keys of."""
     try:
         yield
     except UserError as error:
-        raise error.below(*where, source=source) from error.__cause__
+        raise error.below(*path, source=source) from error.__cause__
 
 
 @contextmanager
@@ -126,11 +128,11 @@ def together(
     mistakes: list[Mistake] = []
 
     @contextmanager
-    def collected(*where: str | int) -> Iterator[None]:
+    def collected(*path: str | int) -> Iterator[None]:
         try:
             yield
         except UserError as error:
-            mistakes.extend(error.below(*where, source=source).mistakes)
+            mistakes.extend(error.below(*path, source=source).mistakes)
 
     yield collected
     if mistakes:

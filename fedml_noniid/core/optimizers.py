@@ -33,7 +33,7 @@ class Optimizer:
         """(update to add to the parameters, next state)."""
         raise NotImplementedError
 
-    def given(self, grads: Params, params: Params) -> Params:
+    def adjusted(self, grads: Params, params: Params) -> Params:
         """The gradient, clipped, plus weight_decay w."""
         grads = (
             scale((self.clip / (norm(grads) + 1e-6)).clamp(max=1), grads) if self.clip else grads
@@ -53,7 +53,7 @@ class SGD(Optimizer):
         return {"v": zeros_like(params)} if self.momentum else {}
 
     def step(self, grads: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
-        grads = self.given(grads, params)
+        grads = self.adjusted(grads, params)
         if self.momentum:
             grads = tree_map(lambda v, g: self.momentum * v + g, state["v"], grads)
         return scale(-self.lr, grads), {"v": grads} if self.momentum else {}
@@ -75,7 +75,7 @@ class Adam(Optimizer):
         return {"m": zeros_like(params), "v": zeros_like(params), "t": count}
 
     def step(self, grads: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
-        grads, t = self.given(grads, params), state["t"] + 1
+        grads, t = self.adjusted(grads, params), state["t"] + 1
         m = tree_map(lambda m, g: self.momentum * m + (1 - self.momentum) * g, state["m"], grads)
         v = tree_map(lambda v, g: self.beta2 * v + (1 - self.beta2) * g * g, state["v"], grads)
         c1, c2 = 1 - self.momentum**t, 1 - self.beta2**t
@@ -98,7 +98,7 @@ class RMSProp(Optimizer):
         return {"s": zeros_like(params)} | ({"v": zeros_like(params)} if self.momentum else {})
 
     def step(self, grads: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
-        grads = self.given(grads, params)
+        grads = self.adjusted(grads, params)
         s = tree_map(lambda s, g: self.alpha * s + (1 - self.alpha) * g * g, state["s"], grads)
         v = tree_map(lambda g, s: g / (torch.sqrt(s) + self.eps), grads, s)
         if self.momentum:

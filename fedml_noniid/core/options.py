@@ -34,9 +34,9 @@ from fedml_noniid.core.errors import (
     MISSING,
     REFUSED,
     UNKNOWN,
+    KeyPath,
     Mistake,
     UserError,
-    Where,
     among,
 )
 
@@ -171,16 +171,16 @@ class OpenSection(Section):
         return dict(self.model_extra or {})
 
 
-def unknown(where: Where, value: object, names: Iterable[object]) -> None:
+def unknown(path: KeyPath, value: object, names: Iterable[object]) -> None:
     """UserError unless `value`, which stands at `where`, is one of `names`."""
     listed = list(names)
     # By type too: True is 1 for Python, but a flag is no number.
     if not any(type(name) is type(value) and name == value for name in listed):
         raise UserError(
             UNKNOWN if isinstance(value, str) else REFUSED,
-            where=where,
+            path=path,
             # A key is its own value.
-            value=ABSENT if where and where[-1] == value else value,
+            value=ABSENT if path and path[-1] == value else value,
             **among(value, map(str, listed)),
         )
 
@@ -226,41 +226,41 @@ def _user_error(
 ) -> UserError:
     errors = error.errors(include_url=False)
     return UserError.from_mistakes(
-        mistake for one in errors for mistake in _mistakes(one, model, also)
+        mistake for details in errors for mistake in _mistakes(details, model, also)
     )
 
 
-def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
+def _mistakes(details: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
     """One error of pydantic; one of our validators may hold several."""
     # A key that is very long is cut.
-    where = tuple(
-        part if isinstance(part, int) else part[:97] for part in one["loc"] if part != "[key]"
+    path = tuple(
+        part if isinstance(part, int) else part[:97] for part in details["loc"] if part != "[key]"
     )
-    context = one.get("ctx", {})
+    context = details.get("ctx", {})
     if isinstance(context.get("error"), UserError):
-        yield from context["error"].below(*where).mistakes
-    elif one["type"] == "extra_forbidden":
-        names = [*_keys(model, where[:-1]), *also]
+        yield from context["error"].below(*path).mistakes
+    elif details["type"] == "extra_forbidden":
+        names = [*_keys(model, path[:-1]), *also]
         yield Mistake(
             UNKNOWN,
-            where,
-            **among(where[-1], names),
+            path,
+            **among(path[-1], names),
         )
-    elif one["type"] == "missing":
-        yield Mistake(MISSING, where)
-    elif one["type"] == "literal_error":
+    elif details["type"] == "missing":
+        yield Mistake(MISSING, path)
+    elif details["type"] == "literal_error":
         yield Mistake(
-            UNKNOWN if isinstance(one["input"], str) else REFUSED,
-            where,
-            one["input"],
+            UNKNOWN if isinstance(details["input"], str) else REFUSED,
+            path,
+            details["input"],
             **among(
-                one["input"],
+                details["input"],
                 re.findall("'([^']*)'", context["expected"]) or [context["expected"].lower()],
             ),
         )
     else:
-        allowed = ALLOWED.get(one["type"], one["msg"]).format(**context)
-        yield Mistake(REFUSED, where, one["input"], allowed)
+        allowed = ALLOWED.get(details["type"], details["msg"]).format(**context)
+        yield Mistake(REFUSED, path, details["input"], allowed)
 
 
 def keys_of(kind: type[BaseModel]) -> dict[str, str]:
@@ -273,14 +273,14 @@ def keys_of(kind: type[BaseModel]) -> dict[str, str]:
     return keys
 
 
-def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:
-    """The keys of the section that `where` leads to below a type."""
+def _keys(kind: Any, path: tuple[str | int, ...]) -> list[str]:
+    """The keys of the section that `path` leads to below a type."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         names, fields = keys_of(kind), kind.model_fields
-        return _keys(fields[names[str(where[0])]].annotation, where[1:]) if where else [*names]
+        return _keys(fields[names[str(path[0])]].annotation, path[1:]) if path else [*names]
     if get_origin(kind) in (dict, list):
-        return _keys(get_args(kind)[-1], where[1:])
-    return next((keys for part in get_args(kind) if (keys := _keys(part, where))), [])
+        return _keys(get_args(kind)[-1], path[1:])
+    return next((keys for part in get_args(kind) if (keys := _keys(part, path))), [])
 
 
 def checked_type(hint: Any) -> Any:

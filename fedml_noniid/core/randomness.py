@@ -83,8 +83,8 @@ def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tens
     A longer draw begins the same way.
     """
     count = math.prod(shape)
-    one, two = uniform(key, -(-count // 2), 2, dtype=torch.float64).unbind(1)
-    radius, angle = torch.sqrt(-2 * torch.log1p(-one)), 2 * math.pi * two
+    u, v = uniform(key, -(-count // 2), 2, dtype=torch.float64).unbind(1)
+    radius, angle = torch.sqrt(-2 * torch.log1p(-u)), 2 * math.pi * v
     pairs = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
     return pairs.flatten()[:count].to(dtype).reshape(shape)
 

@@ -95,7 +95,7 @@ def addend(row: Tensor, omega: float, total: float, level: int) -> list[Tensor]:
     `omega`: its rounded product, int64 [P], and of float64 what rounding takes away."""
     weights = torch.tensor([omega / 2.0 ** (STEP * level)], dtype=torch.float64, device=row.device)
     factors = Weights.from_numbers(weights, row.dtype, False, total).factors
-    return [of for of in _rounded(row.reshape(1, -1), factors, PIECE, _sum) if of is not None]
+    return [part for part in _rounded(row.reshape(1, -1), factors, PIECE, _sum) if part is not None]
 
 
 def integers(rows: Tensor, n: int) -> Tensor:
@@ -153,8 +153,8 @@ class Growing:
 
     def total(self, divided: bool) -> Tensor:
         """The sum of all rows, [...]."""
-        of = Weights.from_numbers(self._omega, self.dtype, divided)
-        return (_value(self._parts) * of.unit).to(self.dtype).reshape(self.shape[1:])
+        weights = Weights.from_numbers(self._omega, self.dtype, divided)
+        return (_value(self._parts) * weights.unit).to(self.dtype).reshape(self.shape[1:])
 
     def put_sum(self, level: int, addends: Sequence[Tensor]) -> None:
         """Adds the sum of all clients' addends at a level, which they have sent in place of their
@@ -169,23 +169,23 @@ class Growing:
             "omega": self._omega,
             "shape": torch.tensor(self.shape[1:]),
             "sums": {
-                str(level): {str(i): leaf for i, leaf in enumerate(of) if leaf is not None}
-                for level, of in self._parts.items()
+                str(level): {str(i): leaf for i, leaf in enumerate(parts) if leaf is not None}
+                for level, parts in self._parts.items()
             },
         }
 
     def absorb(self, state: Tree) -> None:
         """Adds the rows of another process."""
         self.norms = self.norms + state["norms"]
-        for level, of in state["sums"].items():
-            _absorb(self._parts, {int(level): (of["0"].clone(), of.get("1"))})
+        for level, parts in state["sums"].items():
+            _absorb(self._parts, {int(level): (parts["0"].clone(), parts.get("1"))})
 
 
 def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
     made: dict[torch.dtype, Weights] = {}
 
-    def total(given: Tensor | Rows) -> Tensor:
-        leaf = opened(given, weights)
+    def total(tensor: Tensor | Rows) -> Tensor:
+        leaf = opened(tensor, weights)
         if weights is not None and weights.shape != leaf.shape[:1]:
             raise ValueError(f"{list(weights.shape)} weights for rows {list(leaf.shape)}")
         if isinstance(leaf, Growing):
@@ -193,9 +193,9 @@ def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
         if leaf.dtype not in made:
             omega = leaf.new_ones(len(leaf)) if weights is None else weights
             made[leaf.dtype] = Weights.from_numbers(omega, leaf.dtype, divided)
-        of, rows = made[leaf.dtype], leaf.reshape(len(leaf), leaf.shape[1:].numel())
-        parts = (_parts_on_gpu if rows.is_cuda else _parts)(rows, of.factors)
-        return (_value(parts) * of.unit).to(leaf.dtype).reshape(leaf.shape[1:])
+        weighting, rows = made[leaf.dtype], leaf.reshape(len(leaf), leaf.shape[1:].numel())
+        parts = (_parts_on_gpu if rows.is_cuda else _parts)(rows, weighting.factors)
+        return (_value(parts) * weighting.unit).to(leaf.dtype).reshape(leaf.shape[1:])
 
     return tree_map(total, stacked)
 
@@ -282,7 +282,7 @@ def _value(parts: Parts) -> Tensor:
         wholes, rests = zip(*(parts[level] for level in levels), strict=True)
         rest = None if rests[0] is None else torch.stack(rests)
         exact, units = _exact(torch.stack(wholes), rest), (2.0 ** (STEP * at) for at in levels)
-        total = reduce(torch.add, (one * unit for one, unit in zip(exact, units, strict=True)))
+        total = reduce(torch.add, (part * unit for part, unit in zip(exact, units, strict=True)))
     return total + parts[LEVELS][0] if LEVELS in parts else total
 
 

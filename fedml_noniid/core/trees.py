@@ -42,8 +42,8 @@ class Rows:
 def hidden(tree: Tree, weights: tuple[Any, ...] | None = None) -> Tree:
     """A stacked tree of which only sums and norms can be taken, see `Rows`."""
     return {
-        key: hidden(of, weights) if isinstance(of, dict) else Rows(of, weights)
-        for key, of in tree.items()
+        key: hidden(branch, weights) if isinstance(branch, dict) else Rows(branch, weights)
+        for key, branch in tree.items()
     }
 
 
@@ -52,7 +52,7 @@ def opened(leaf: Any, weights: Tensor | None = None) -> Any:
     if not isinstance(leaf, Rows):
         return leaf
     held = vars(leaf)
-    if held["_weights"] is not None and not any(weights is one for one in held["_weights"]):
+    if held["_weights"] is not None and not any(weights is known for known in held["_weights"]):
         raise RecipeError(
             "the method declares that it needs sums, and measures rows or weighs them by itself",
             allowed="sums by server.omega after training; sums without weights after exchanges of "
@@ -129,15 +129,15 @@ def leaf_row_norms(leaf: Tensor | Rows) -> Tensor:
     in float32 these can be off by a thousandth. Storing the squares first would take three times as
     long.
     """
-    of = opened(leaf, ONE_BY_ONE)
-    if not isinstance(of, Tensor):  # which was measured row by row
-        return cast("Tensor", of.norms)
-    rows = of.reshape(len(of), -1)
+    tensor = opened(leaf, ONE_BY_ONE)
+    if not isinstance(tensor, Tensor):  # which was measured row by row
+        return cast("Tensor", tensor.norms)
+    rows = tensor.reshape(len(tensor), -1)
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
     if whole <= NORM_BLOCK:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms
-    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(of), -1, NORM_BLOCK), dim=2)
+    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(tensor), -1, NORM_BLOCK), dim=2)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
     return leaf_row_norms(torch.cat([parts, rest], dim=1))
 

@@ -252,7 +252,7 @@ def _of_known(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
     if matching := _issued(folder, ca, rank):
         return matching
     most = max((int(path.stem) for path in (folder / "ca").glob("[0-9]*.pem")), default=0)
-    raise UserError(where=("--rank",), value=rank, allowed=f"a rank with a kit, 0 to {most}")
+    raise UserError(path=("--rank",), value=rank, allowed=f"a rank with a kit, 0 to {most}")
 
 
 def _ranks(folder: Path) -> list[int]:

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from fedml_noniid.core.errors import UserError, Where
+from fedml_noniid.core.errors import KeyPath, UserError
 from fedml_noniid.core.errors import known as known
 from fedml_noniid.core.options import unknown
 
 
 def refusal(key: str, value: object, allowed: str) -> UserError:
     """The error for `key: value`, to be raised by the caller."""
-    return UserError(where=(key,), value=value, allowed=allowed)
+    return UserError(path=(key,), value=value, allowed=allowed)
 
 
 def _class_name(value: object) -> object:
@@ -30,13 +30,13 @@ def _class_name(value: object) -> object:
 ClassName = Annotated[Any, AfterValidator(_class_name)]  # text, or a number that is its name
 
 
-def class_numbers(path: Where, names: Sequence[str], classes: Sequence[object]) -> list[int]:
+def class_numbers(path: KeyPath, names: Sequence[str], classes: Sequence[object]) -> list[int]:
     """The numbers of classes by their names. UserError for another name, and for one twice."""
     for name in classes:
         unknown(path, str(name), names)
     numbers = [names.index(str(name)) for name in classes]
     if len({*numbers}) < len(numbers):
-        raise UserError(where=path, value=classes, allowed="each class once")
+        raise UserError(path=path, value=classes, allowed="each class once")
     return numbers
 
 

@@ -225,12 +225,12 @@ def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[floa
     if not raw.train_x.is_floating_point() and raw.train_x.dtype is not torch.uint8:
         if fixed is not None:
             allowed = "channel, the default: the samples are tokens, which are not normalised"
-            raise UserError(where=("normalise",), value=normalise, allowed=allowed)
+            raise UserError(path=("normalise",), value=normalise, allowed=allowed)
         return (), ()
     if raw.inputs:
         if fixed not in (None, NORMALISATIONS["none"]):
             allowed = "channel, or none: the samples have several inputs"
-            raise UserError(where=("normalise",), value=normalise, allowed=allowed)
+            raise UserError(path=("normalise",), value=normalise, allowed=allowed)
         n = total(raw.inputs)
         return moments(raw.inputs, raw.train_x) if fixed is None else ((0.0,) * n, (1.0,) * n)
     if fixed is None:

@@ -117,7 +117,7 @@ def drift(
     step = every or 0
     if len(swap) > n_clients:
         raise UserError(
-            where=("drift", "swap"),
+            path=("drift", "swap"),
             value=swap,
             allowed=f"at most one pair per client, {n_clients}",
         )

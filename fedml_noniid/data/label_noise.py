@@ -45,7 +45,7 @@ def flipped(
     """
     if n_classes < 2:
         raise UserError(
-            where=("label_noise",),
+            path=("label_noise",),
             value=kind,
             allowed="data with at least two classes, as a wrong label is another class",
         )

@@ -83,7 +83,7 @@ def _cells(n_clients: int, shape: tuple[int, ...]) -> Tensor:
             f"images of at least {rows} x {rows} pixels for {n_clients} clients, or another form"
         )
         raise UserError(
-            where=("noise", "form"),
+            path=("noise", "form"),
             value="space",
             allowed=f"{allowed}; samples have the shape {list(shape)}",
         )

@@ -35,7 +35,7 @@ def turns(degrees: Sequence[int], n_clients: int, shape: Sequence[int]) -> Ints:
         )
     if shape[1] != shape[2] and any(angle % 180 for angle in degrees):
         raise UserError(
-            where=("rotation", "degrees"),
+            path=("rotation", "degrees"),
             value=list(degrees),
             allowed=f"0, 180 for images of {shape[1]} x {shape[2]} pixels",
         )

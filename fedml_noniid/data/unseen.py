@@ -31,7 +31,10 @@ def without(data: Dataset, unseen: Any) -> Dataset:
     with located("unseen"):
         unseen = checked(unseen)
         if data.without is None or not names or not data.has_classes:
-            raise UserError(f"data set {data.name!r} is no table of classes with named owners")
+            raise UserError(
+                f"data set {data.name!r} can't be read without an owner; allowed: classes with "
+                "owners, in a table, texts, arrays or by a reader of yours, without `size`"
+            )
         count, most = unseen if isinstance(unseen, int) else len(unseen), len(names) - MIN_OTHERS
         if not 1 <= count <= most:
             allowed = f"1 to {most} owners, as {MIN_OTHERS} of {len(names)} train"

@@ -151,7 +151,7 @@ class FedMLSection(Section):
                 raise UserError(
                     f"contradicts {first[name]} = {shown(values[first[name]])}, which is the same "
                     "setting",
-                    where=(key,),
+                    path=(key,),
                     value=values[key],
                     allowed="one of the two keys, or one value",
                 )
@@ -218,25 +218,25 @@ class TrainArgs(RunSettings, FedMLSection):
         silos, per_round = self.client_num_in_total, self.client_num_per_round
         if per_round > silos or (self.cohort and per_round not in (0, silos, self.cohort)):
             raise UserError(
-                where=("client_num_per_round",),
+                path=("client_num_per_round",),
                 value=per_round,
                 allowed=f"client_num_in_total = {silos}, as every silo is connected; or the silos "
                 "that train in a round, as cohort",
             )
         if self.cohort > silos:
             raise UserError(
-                where=("cohort",), value=self.cohort, allowed=f"0 (all) to {silos} silos"
+                path=("cohort",), value=self.cohort, allowed=f"0 (all) to {silos} silos"
             )
         if self.secure_sums == 1 or self.secure_sums > self.per_round:
             raise UserError(
-                where=("secure_sums",),
+                path=("secure_sums",),
                 value=self.secure_sums,
                 allowed="0 (the server sees each silo's upload), or 2 to the "
                 f"{self.per_round} silos of a round",
             )
         if len(self.limits) != silos:
             raise UserError(
-                where=("max_samples",),
+                path=("max_samples",),
                 value=self.max_samples,
                 allowed=f"a number, or a list of {silos}, one for each rank",
             )
@@ -373,7 +373,7 @@ class Deployment(Section):
     def _consistent(self) -> Deployment:
         if self.comm_args.quorum > self.silos:
             raise UserError(
-                where=("comm_args", "quorum"),
+                path=("comm_args", "quorum"),
                 value=self.comm_args.quorum,
                 allowed=f"0 (all) to {self.silos} silos",
             )
@@ -469,13 +469,13 @@ def from_args(args: object, model: str = "") -> Deployment:
     with located("train_args", source="args"):
         if str(ids).replace(" ", "") not in {str(known).replace(" ", "") for known in lists}:
             raise UserError(
-                where=("client_id_list",),
+                path=("client_id_list",),
                 value=ids,
                 allowed=f"[] or {lists[3]}; the id of a silo is its rank",
             )
         if (workers := written.get("worker_num", silos)) not in (silos, some):
             allowed = f"client_num_in_total = {silos}; a process for each silo"
-            raise UserError(where=("worker_num",), value=workers, allowed=allowed)
+            raise UserError(path=("worker_num",), value=workers, allowed=allowed)
     return deployment
 
 
@@ -546,9 +546,12 @@ def terms(
     split. Raises UserError."""
     train, plan = deployment.train_args, deployment.plan(network)
     n_public = 0 if public is None else len(public.y)
-    algorithm = registry.build(
-        recipe, train.settings, plan.setting(deployment.silos, n_public, deployed=True)
-    )
+    setting = plan.setting(deployment.silos, n_public, deployed=True)
+    algorithm = registry.build(recipe, train.settings, setting)
+    if least := deployment.comm_args.quorum:  # silos may leave until so many are there
+        with located("comm_args", "quorum"):
+            fewest = setting._replace(cohort=min(least, setting.cohort))
+            registry.build(recipe, train.settings, fewest)
     # Frozen parameters are never sent, so every process must have the same ones.
     model, is_given = deployment.model_args, described(network.name) != network.name
     initial: Params = {}

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedml_noniid.core.errors import UserError, shown
 from fedml_noniid.data.files import write_whole
@@ -54,7 +55,7 @@ def sometimes(rate: float, seed: int) -> Absent:
 
 def text(missing: Missing) -> str:
     """The file of a list: one line per missing answer, sorted."""
-    lines = sorted((*place, client) for place, clients in missing.items() for client in clients)
+    lines = sorted((*key, client) for key, clients in missing.items() for client in clients)
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
     return file.getvalue()
@@ -77,29 +78,36 @@ def read(
     """
     most = (rounds, None, None if n_clients is None else n_clients - 1)
     absent: dict[tuple[int, int], set[int]] = {}
-    for where, (round_, exchange, client) in whole_numbers(path, COLUMNS, most, COLUMNS[1]):
+    for source, (round_, exchange, client) in whole_numbers(path, COLUMNS, most, COLUMNS[1]):
         clients = absent.setdefault((round_, exchange), set())
         if client in clients:
             raise UserError(
-                f"{where}: client {client} is named twice for round {round_}, exchange {exchange}"
+                f"{source}: client {client} is named twice for round {round_}, exchange {exchange}"
             )
         clients.add(client)
-    return {place: frozenset(clients) for place, clients in absent.items()}
+    return {key: frozenset(clients) for key, clients in absent.items()}
 
 
 def whole_numbers(
-    path: Path, columns: Sequence[str], most: Sequence[int | None], blank: str = ""
-) -> Iterator[tuple[str, list[int]]]:
+    path: Path,
+    columns: Sequence[str],
+    most: Sequence[int | None],
+    blank: str = "",
+    named: str = "",
+) -> Iterator[tuple[str, list[Any]]]:
     """(file and line, numbers) of each line of a CSV file; empty lines do not count.
 
-    `most`: by column; None: no limit. `blank`: the column where an empty cell is 0. UserError with
-    file and line for anything else.
+    `most`: by column; None: no limit. `blank`: the column where an empty cell is 0. `named`: a
+    column of names that may stand in place of the first one. UserError with file and line for
+    anything else.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: can't be read ({getattr(error, 'strerror', error)})") from None
     rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+    if named and rows[:1] == [[named, *columns[1:]]]:
+        columns = rows[0]
     if rows[:1] != [[*columns]]:
         raise UserError(
             f"{path}, line 1: {shown(''.join(lines[:1]))} is refused; allowed: {','.join(columns)}"
@@ -107,21 +115,27 @@ def whole_numbers(
     for number, row in enumerate(rows[1:], start=2):
         if not any(row):
             continue
-        where = f"{path}, line {number}"
+        source = f"{path}, line {number}"
         if len(row) != len(columns):
             raise UserError(
-                f"{where}: has {len(row)} cells; allowed: {len(columns)} ({','.join(columns)})"
+                f"{source}: has {len(row)} cells; allowed: {len(columns)} ({','.join(columns)})"
             )
         cells = [
             cell or "0" if name == blank else cell for name, cell in zip(columns, row, strict=True)
         ]
-        yield where, [_number(where, *of) for of in zip(columns, cells, most, strict=True)]
+        yield (
+            source,
+            [
+                cell if name == named else _number(source, name, cell, limit)
+                for name, cell, limit in zip(columns, cells, most, strict=True)
+            ],
+        )
 
 
-def _number(where: str, column: str, cell: str, most: int | None) -> int:
+def _number(source: str, column: str, cell: str, most: int | None) -> int:
     """The number in a cell, 0 to `most`."""
     short = cell.isascii() and cell.isdigit() and len(cell) <= DIGITS
     if short and (most is None or int(cell) <= most):
         return int(cell)
     allowed = "a whole number from 0 up" if most is None else f"0 to {most}"
-    raise UserError(f"{where}: {column} = {shown(cell)} is refused; allowed: {allowed}")
+    raise UserError(f"{source}: {column} = {shown(cell)} is refused; allowed: {allowed}")

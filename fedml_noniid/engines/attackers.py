@@ -1,9 +1,12 @@
 """Dishonest clients as part of a scenario: who they are, and how they lie.
 
 They are drawn by the seed alone, so every method meets the same ones, and those of a smaller
-fraction are among those of a larger one. They lie in their training samples, or in the update w_k -
-w_t that they send. Everything else that they send is honest: other uploads of a method, running
-statistics, n_k, losses. Attackers know the honest updates of their round.
+fraction are among those of a larger one. They lie in their training samples, or in what they send
+after local training: the update w_k - w_t, and in the same way each upload of a method beside it,
+such as SCAFFOLD's c_i+ - c_i. They may also claim `n_factor` times their samples. Everything else
+is honest: uploads with a range, which a server checks, such as losses and counts; running
+statistics; answers to a method's other Asks. Attackers know what honest clients send in their
+round.
 
 - `label_flip`: label y becomes C - 1 - y. Tolpegin et al., ESORICS 2020.
 - `backdoor`: a part of the samples gets four bright pixels in the lower right corner and the label
@@ -19,7 +22,7 @@ statistics, n_k, losses. Attackers know the honest updates of their round.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -27,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedml_noniid.core.component import Reply
+from fedml_noniid.core.component import Component, Reply
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.options import NonNegative, Positive, Share
 from fedml_noniid.core.randomness import fold, normal
@@ -54,9 +57,9 @@ def backdoor(
     return x.index_copy(0, chosen, triggered(x[chosen], x)), y.index_fill(0, chosen, target)
 
 
-# Lies in updates take one tensor of the updates of a round: the attackers' own [B, ...], the honest
-# ones [H, ...] (the attackers' own if no other client takes part), and keys [B] of round, attacker
-# and tensor. They return [B, ...].
+# Lies in updates take one tensor that clients send in a round: the attackers' own [B, ...], the
+# honest ones [H, ...] (the attackers' own if no other client takes part), and keys [B] of round,
+# attacker and tensor. They return [B, ...].
 
 
 def sign_flip(own: Tensor, honest: Tensor, keys: Tensor, *, factor: Positive = 1.0) -> Tensor:
@@ -82,7 +85,7 @@ def inner_product(own: Tensor, honest: Tensor, keys: Tensor, *, epsilon: Positiv
 
 
 def gaussian(own: Tensor, honest: Tensor, keys: Tensor, *, sigma: Positive = 0.1) -> Tensor:
-    return sigma * torch.stack([normal(one, *own.shape[1:], dtype=own.dtype) for one in keys])
+    return sigma * torch.stack([normal(key, *own.shape[1:], dtype=own.dtype) for key in keys])
 
 
 IN_SAMPLES = ("label_flip", "backdoor")
@@ -100,11 +103,17 @@ class Attackers:
     options: Mapping[str, Any]  # `target` as the number of the class
     clients: tuple[int, ...]
     seed: int
+    n_factor: int = 1  # an attacker claims so many times its samples
 
     @property
     def in_updates(self) -> bool:
         """Whether they lie in updates, and not in their samples."""
         return self.kind not in IN_SAMPLES
+
+    @property
+    def in_answers(self) -> bool:
+        """Whether they lie in anything that they send."""
+        return self.in_updates or self.n_factor != 1
 
     def samples(
         self, clients: Sequence[Ints], x: Tensor, y: Tensor, n_classes: int
@@ -116,19 +125,32 @@ class Attackers:
             x, y = KINDS[self.kind](x, y, mine, n_classes, **self.options)
         return x, y
 
-    def lied(self, reply: Reply, round_: int) -> Reply:
-        """The reply in which the attackers lie about their updates."""
+    def lied(self, reply: Reply, round_: int, components: Iterable[Component] = ()) -> Reply:
+        """The reply in which the attackers lie; `components`: of the recipe, if it is the reply to
+        local training."""
         liars = [k for k, client in enumerate(reply.clients) if client in self.clients]
-        if not liars or not self.in_updates:
+        if not liars or not self.in_answers:
             return reply
+        n = reply.n.clone()
+        n[liars] *= self.n_factor
+        if not self.in_updates:
+            return replace(reply, n=n)
         honest = [k for k in range(len(reply.clients)) if k not in liars] or liars
         keys = torch.tensor([key(self.seed, "lie", round_, reply.clients[k]) for k in liars])
-        deltas = dict(reply.deltas)
-        for name, leaf in reply.deltas.items():
-            at, of_leaf = torch.tensor(liars).to(leaf.device), fold(keys.to(leaf.device), name)
-            lies = KINDS[self.kind](leaf[liars], leaf[honest], of_leaf, **self.options)
-            deltas[name] = leaf.index_copy(0, at, lies)
-        return replace(reply, deltas=deltas)
+
+        def lied(sent: Any, path: str) -> Any:
+            if isinstance(sent, Mapping):
+                return {name: lied(leaf, f"{path}/{name}") for name, leaf in sent.items()}
+            at, of_leaf = torch.tensor(liars).to(sent.device), fold(keys.to(sent.device), path[1:])
+            lies = KINDS[self.kind](sent[liars], sent[honest], of_leaf, **self.options)
+            return sent.index_copy(0, at, lies)
+
+        upload = dict(reply.upload)
+        for c in components:
+            own = upload.get(c.name, {})
+            free = {name: leaf for name, leaf in own.items() if name not in c.ranges}
+            upload[c.name] = own | lied(free, f"/{c.name}")
+        return replace(reply, deltas=lied(reply.deltas, ""), upload=upload, n=n)
 
 
 def triggered(x: Tensor, like: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ class EarlyStop(Callback):
 
     def __post_init__(self) -> None:
         """UserError for options that params.yaml would refuse."""
-        options = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        options = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
         with located(source="EarlyStop"):
             check_options(EarlyStop, options)
 

@@ -62,7 +62,7 @@ class Checkpoints:
         self._written = self._size = 0  # rounds and bytes
         self._digest = hashlib.sha256()
 
-    def of(self, recipe: str) -> None:
+    def set_recipe(self, recipe: str) -> None:
         """Says whose checkpoints they are."""
         self.made_by["recipe"] = recipe
 
@@ -182,8 +182,8 @@ def _packed(rows: list[dict[str, float]], recorded: list[Params]) -> bytes:
     """A block of rounds: its length, then safetensors with the rows in its metadata."""
     tensors = {
         f"{n}/{key}": leaf.contiguous()
-        for n, one in enumerate(recorded)
-        for key, leaf in one.items()
+        for n, quantities in enumerate(recorded)
+        for key, leaf in quantities.items()
     }
     block: bytes = safetensors.torch.save(tensors, {"rows": json.dumps(rows)})
     return len(block).to_bytes(LENGTH, "little") + block

@@ -60,17 +60,17 @@ class ClientStateFile:
         weakref.finalize(self, self._file.close)
 
     def row(self, client: int) -> Tree:
-        place = self._places[client]
-        if self._slots[place] == NEVER:
+        position = self._places[client]
+        if self._slots[position] == NEVER:
             return self.first
         stored = tree_map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype), self.first)
         buffers = _buffers(stored)
         try:
-            self._transfer(os.preadv, buffers, self._offset(place, self._slots[place]))
+            self._transfer(os.preadv, buffers, self._offset(position, self._slots[position]))
         except OSError as error:
             reason = error.strerror or error
             raise UserError(f"{self._path}: can't be read ({reason}); {REMEDY}") from None
-        if not np.array_equal(_digest(buffers), self._digests[place]):
+        if not np.array_equal(_digest(buffers), self._digests[position]):
             raise UserError(
                 f"{self._path}: damaged (the row of client {client} doesn't match its checksum); "
                 f"{REMEDY}"
@@ -90,11 +90,11 @@ class ClientStateFile:
         if row.keys() != self.first.keys():
             row = self.row(client) | row
         stored = tree_map(lambda leaf, new: new.to(leaf.dtype).expand_as(leaf), self.first, row)
-        place, buffers = self._places[client], _buffers(stored)
-        slot = int(self._committed[place] == 0)
+        position, buffers = self._places[client], _buffers(stored)
+        slot = int(self._committed[position] == 0)
         with writing(self._path):
-            self._transfer(os.pwritev, buffers, self._offset(place, slot))
-        self._slots[place], self._digests[place] = slot, _digest(buffers)
+            self._transfer(os.pwritev, buffers, self._offset(position, slot))
+        self._slots[position], self._digests[position] = slot, _digest(buffers)
 
     def put(self, clients: Sequence[int], rows: Tree) -> None:
         for position, client in enumerate(clients):
@@ -138,8 +138,8 @@ class ClientStateFile:
         self._slots[:], self._digests[:] = on_disk["slots"].cpu(), on_disk["digests"].cpu()
         self.committed()
         end = sum(
-            self._offset(place, self._slots[place]) + self._width
-            for place in np.flatnonzero(self._slots != NEVER)[-1:]
+            self._offset(position, self._slots[position]) + self._width
+            for position in np.flatnonzero(self._slots != NEVER)[-1:]
         )
         if os.fstat(self._file.fileno()).st_size < end:
             raise UserError(f"{self._path}: missing or cut; {REMEDY}")
@@ -147,8 +147,8 @@ class ClientStateFile:
     def sha256(self) -> str:
         return memory_sha256(self.first, self._digests.tobytes())
 
-    def _offset(self, place: int, slot: int) -> int:
-        return (2 * int(place) + int(slot)) * self._width
+    def _offset(self, position: int, slot: int) -> int:
+        return (2 * int(position) + int(slot)) * self._width
 
     def _transfer(
         self, operation: Callable[..., int], buffers: list[memoryview], offset: int

@@ -116,16 +116,18 @@ def models_of_clients(clients: Clients, params: Params, buffers: Params) -> Tree
     return stack(models)
 
 
-def scores(reply: Reply, of: Loss, by_client: AccuracyByClient | None = None) -> dict[str, Tensor]:
+def scores(
+    reply: Reply, loss: Loss, by_client: AccuracyByClient | None = None
+) -> dict[str, Tensor]:
     """Columns of rounds.csv: over all clients' samples together, and those of `by_client`; 0-d
     float64 on the device; NaN without samples."""
     parts: Params = reply.upload[TEST]
     means = {
-        name: of.of_sums(parts[name], parts["n"]) for name in (SENT, EVALUATED) if name in parts
+        name: loss.of_sums(parts[name], parts["n"]) for name in (SENT, EVALUATED) if name in parts
     }
     tested = means.get(EVALUATED, means[SENT])
-    columns = {f"test_{name}": one for name, one in tested.items()}
-    columns[f"sent_{of.metric}"] = means[SENT][of.metric]
+    columns = {f"test_{name}": value for name, value in tested.items()}
+    columns[f"sent_{loss.metric}"] = means[SENT][loss.metric]
     if by_client is not None:
         hits = parts.get(EVALUATED, parts[SENT])[:, 0]  # the statistics of classes
         accuracies = torch.full_like(by_client.sizes, math.nan)

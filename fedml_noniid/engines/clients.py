@@ -57,11 +57,11 @@ class Clients:
             self.local.check_reads(sizes.tolist())
         tests: Mapping[int, Samples] = {}
         if self.task.own_models:
-            given = federation.tests
+            own_tests = federation.tests
             tests = (
                 dict.fromkeys(self.indices, federation.test)
-                if given is None
-                else dict(enumerate(given()))
+                if own_tests is None
+                else dict(enumerate(own_tests()))
             )
         self.tests = {client: samples for client, samples in tests.items() if len(samples.y)}
         self.local.check(tuple(self.train.x.shape[1:]), self.device)
@@ -81,7 +81,7 @@ class Clients:
         self._draws = (
             bool(self.algorithm.components) or cast("Model", self.task.network).draws or read
         )
-        self._drawing: tuple[str, int, Streams] | None = None  # the last ones
+        self._drawing: tuple[int, Streams] | None = None  # the last ones
         self.noised: Noised = noised  # a silo's own in its place
 
     @property
@@ -106,7 +106,7 @@ class Clients:
         """The batches of some clients' local training."""
         if self.needs.no_training:
             return [NO_STEPS] * len(tuple(clients))
-        streams, indices, local = self._streams("batches", round_), self.indices, self.local
+        streams, indices, local = self._streams(round_), self.indices, self.local
         first, steps = self.needs.personal_first, self.start.plan.local_steps
         passes, size, drop_last = local.epochs, local.batch_size, local.drop_last
         return [
@@ -122,11 +122,11 @@ class Clients:
             for client in clients
         ]
 
-    def _streams(self, name: str, round_: int) -> Streams:
+    def _streams(self, round_: int) -> Streams:
         """The clients' streams of a round."""
-        if self._drawing is None or self._drawing[:2] != (name, round_):
-            self._drawing = name, round_, Streams(self.seed, name, round_)
-        return self._drawing[2]
+        if self._drawing is None or self._drawing[0] != round_:
+            self._drawing = round_, Streams(self.seed, "batches", round_)
+        return self._drawing[1]
 
     def keys(self, ask: Ask, round_: int) -> Tensor:
         """The keys of the clients' random numbers in a job, [M], on the host.
@@ -291,7 +291,7 @@ def _summed(loss: Tensor, *sent: Tree) -> float:
 
     Quick, and finite only if each client's norms are finite.
     """
-    of = [
+    tensors = [
         leaf.norms if isinstance(leaf, Growing) else leaf for tree in sent for leaf in leaves(tree)
     ]
-    return torch.stack(torch._foreach_norm([loss, *map(_with_norms, of)])).sum().item()
+    return torch.stack(torch._foreach_norm([loss, *map(_with_norms, tensors)])).sum().item()

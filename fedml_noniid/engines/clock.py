@@ -16,7 +16,7 @@ from fedml_noniid.engines.callbacks import Callback, Columns, RoundEnd
 from fedml_noniid.engines.callbacks import Exchange as Exchanged
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.plan import Plan
-from fedml_noniid.engines.schedule import SECOND, Exchange, Schedule, Work
+from fedml_noniid.engines.schedule import SECOND, Exchange, Schedule, Waits, Work
 from fedml_noniid.engines.simulation import ENGINES, Simulation
 from fedml_noniid.engines.traffic import Meter
 
@@ -49,6 +49,35 @@ class Clock(Callback):
             )
 
 
+class ClockOfChosen(Callback):
+    """Records the same where a method chooses the clients: an exchange takes as long as its slowest
+    client, so no work is wasted."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.round, self.asked = work, 0, 0  # exchanges of the round beside training
+        self.now = work.waits(work.before, range(len(work.steps))) if work.before else 0
+
+    def on_exchange(self, exchange: Exchanged) -> None:
+        is_training = not exchange.ask.owner
+        self.asked = (self.asked if exchange.round == self.round else 0) + (not is_training)
+        self.round = exchange.round
+        number = 0 if is_training else self.asked
+        if exchange.round and number < len(self.work.exchanges):  # the others end the run
+            steps = {k: self.work.steps[k] * is_training for k in exchange.ask.to}
+            self.now += max(
+                self.work.takes(k, self.work.exchanges[number], steps[k]) for k in steps
+            )
+
+    def measure(self, end: RoundEnd) -> Columns:
+        return {"clock_s": self.now / SECOND, "wasted_s": 0.0, "staleness": 0.0}
+
+    def state(self) -> dict[str, Any]:
+        return {"clock_us": self.now}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.now = state["clock_us"]
+
+
 class _Messages(Callback):
     """Counts the bytes of each exchange of one client."""
 
@@ -68,7 +97,8 @@ class _Messages(Callback):
 
 
 def scheduled(algorithm: Algorithm, federation: Federation, plan: Plan) -> tuple[Plan, Federation]:
-    """The plan with the schedule of its clock, and the federation without the late clients.
+    """The plan with the schedule of its clock, and the federation without the late clients; for a
+    method that chooses clients, the plan with their work, and the same federation.
 
     The bytes are those of a round with one client and one batch, which is run for them and
     forgotten. UserError for a schedule that can't be.
@@ -84,15 +114,28 @@ def scheduled(algorithm: Algorithm, federation: Federation, plan: Plan) -> tuple
             f"{algorithm.name} takes no answers of models of earlier rounds, which a buffer has",
             allowed="recipes with fedbuff or fedasync",
         )
+    chooser, is_plain = algorithm.chooser, devices == replace(devices, dropout=0.0, windows=())
+    if chooser is not None and (until or waits != Waits() or not is_plain):
+        raise UserError(
+            f"{chooser.name!r} chooses the clients of a round in training, so nobody knows before "
+            "it who is late, or how many rounds there are",
+            allowed="devices without dropout, on_s and every_s; no waits and no until_s",
+        )
     sizes = lists_of(federation.used_by(algorithm).clients).sizes
     whole = 0 * sizes if algorithm.needs.no_training else plan.steps(sizes)
     one_pass = plan.local.model_copy(update={"local_steps": 0, "epochs": 1})
     passes = replace(plan, local=one_pass).steps(sizes)
     messages = _messages(algorithm, federation, plan)
-    before, exchanges = (tuple(_costs(algorithm, sent)) for sent in messages)
+    before, exchanges = (
+        # Training comes first, also where a component asks before it.
+        tuple(_costs(algorithm, sorted(sent, key=lambda message: message[0] != "")))
+        for sent in messages
+    )
     work = Work(
         devices, plan.seed, tuple(whole.tolist()), tuple(passes.tolist()), exchanges, before
     )
+    if chooser is not None:
+        return replace(plan, work=work), federation
     schedule = schedules.schedule(work, waits, plan.cohort, plan.rounds, until)
     plan = replace(plan, rounds=len(schedule.plan), schedule=schedule)
     return plan, replace(federation, absent=schedule.absent)

@@ -44,7 +44,7 @@ def check_measured(loss: Loss, vocabulary: int | None = None, **targets: Tensor 
                     f"({type(error).__name__}: {error})",
                     allowed="per_target = False in its class, where targets belong together",
                 ) from None
-        if any(loss.of_one(one, y)[loss.metric].isnan() for one in constants):
+        if any(loss.of_one(constant, y)[loss.metric].isnan() for constant in constants):
             raise UserError(
                 f"{metric_of(loss.metric).label} of the {len(y)} {part} samples is not defined",
                 allowed="samples that differ in each target, or have some label",
@@ -73,44 +73,48 @@ def evaluate(
     buffers: Params,
     samples: Samples,
     read: Read | None = None,
-    of: Loss = CROSS_ENTROPY,
+    loss: Loss = CROSS_ENTROPY,
 ) -> Evaluation:
     """Eval mode, every sample once: as it is, or as `read` returns it."""
-    predicted, loss = _passes(network, (params, buffers), samples, read, of)
-    return _scored(network, of, predicted.cpu(), samples.y.cpu(), loss.item())
+    predicted, mean = _passes(network, (params, buffers), samples, read, loss)
+    return _scored(network, loss, predicted.cpu(), samples.y.cpu(), mean.item())
 
 
 def pooled(
     network: Network,
     evaluations: Sequence[Evaluation | None],
     samples: Sequence[Samples],
-    of: Loss = CROSS_ENTROPY,
+    loss: Loss = CROSS_ENTROPY,
 ) -> Evaluation | None:
     """The evaluations of several models as one, over all samples together; None if there are none.
 
-    `found[k]` is that of model k on `samples[k]`; None where these are none.
+    `evaluations[k]` is that of model k on `samples[k]`; None where these are none.
     """
-    known = [(one, of_k.y.cpu()) for one, of_k in zip(evaluations, samples, strict=True) if one]
+    known = [
+        (evaluation, of_k.y.cpu())
+        for evaluation, of_k in zip(evaluations, samples, strict=True)
+        if evaluation
+    ]
     if not known:
         return None
     predicted, y = (
-        torch.cat([one.predictions for one, _ in known]),
+        torch.cat([evaluation.predictions for evaluation, _ in known]),
         torch.cat([targets for _, targets in known]),
     )
-    loss = sum(one.loss * len(targets) for one, targets in known) / len(y)
-    return _scored(network, of, predicted, y, loss)
+    mean = sum(evaluation.loss * len(targets) for evaluation, targets in known) / len(y)
+    return _scored(network, loss, predicted, y, mean)
 
 
-def _scored(network: Network, of: Loss, predicted: Tensor, y: Tensor, loss: float) -> Evaluation:
-    metrics = of.of_one(predicted, y) | of.of_all(predicted, y)
+def _scored(network: Network, loss: Loss, predicted: Tensor, y: Tensor, mean: float) -> Evaluation:
+    metrics = loss.of_one(predicted, y) | loss.of_all(predicted, y)
     numbers = {name: value.item() for name, value in metrics.items()}
-    if not of.classes:
-        return Evaluation(numbers, loss, torch.zeros(0, dtype=torch.float64), predicted)
+    if not loss.classes:
+        return Evaluation(numbers, mean, torch.zeros(0, dtype=torch.float64), predicted)
     counts = torch.bincount(y, minlength=network.n_classes)
     hits = (predicted == y).double()
     # `bincount` with weights has no deterministic kernel on a GPU.
     per_class = hits.new_zeros(network.n_classes).index_add_(0, y, hits) / counts
-    return Evaluation(numbers, loss, per_class, predicted)
+    return Evaluation(numbers, mean, per_class, predicted)
 
 
 class AccuracyByClient(NamedTuple):
@@ -147,7 +151,7 @@ def scores(
     params: Params,
     buffers: Params,
     samples: Samples,
-    of: Loss = CROSS_ENTROPY,
+    loss: Loss = CROSS_ENTROPY,
     by_client: AccuracyByClient | None = None,
     sizes: list[Tensor] | None = None,
 ) -> Metrics:
@@ -156,8 +160,8 @@ def scores(
 
     They stay on the device: the host does not wait. `sizes` gets the `largest` of each pass.
     """
-    predicted, loss = _passes(network, (params, buffers), samples, None, of, sizes)
-    metrics = of.of_one(predicted, samples.y) | {"loss": loss}
+    predicted, mean = _passes(network, (params, buffers), samples, None, loss, sizes)
+    metrics = loss.of_one(predicted, samples.y) | {"loss": mean}
     if by_client is None:
         return metrics
     return metrics | by_client.columns(by_client.of_hits(predicted == samples.y))
@@ -170,14 +174,14 @@ def totals(
     buffers: Params,
     samples: Samples,
     read: Read | None = None,
-    of: Loss = CROSS_ENTROPY,
+    loss: Loss = CROSS_ENTROPY,
 ) -> list[Tensor]:
     """The k statistics of the loss and its sum over the samples, 0-d float64.
 
     They stay on the device, as in `scores`.
     """
-    predicted, loss = _passes(network, (params, buffers), samples, read, of)
-    return [*of.statistics(predicted, samples.y).unbind(), loss * len(samples.y)]
+    predicted, mean = _passes(network, (params, buffers), samples, read, loss)
+    return [*loss.statistics(predicted, samples.y).unbind(), mean * len(samples.y)]
 
 
 def largest(network: Network, output: Output) -> Tensor:
@@ -193,14 +197,14 @@ def _passes(
     model: tuple[Params, Params],
     samples: Samples,
     read: Read | None,
-    of: Loss,
+    loss: Loss,
     sizes: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(predictions [n, ...], mean loss 0-d float64), on the device."""
     predictions, losses = [], []
     for output, y in _batches(network, model, samples, read):
-        predictions.append(of.predictions(output.logits, y))
-        losses.append(of.total(output.logits, y))
+        predictions.append(loss.predictions(output.logits, y))
+        losses.append(loss.total(output.logits, y))
         if sizes is not None:
             sizes.append(largest(network, output))
     return torch.cat(predictions), torch.stack(losses).double().sum() / len(samples.y)

@@ -52,10 +52,10 @@ class Federation:
         """All clients in one process, numbered from 0; `more`: the other fields."""
         by_client = ByClient(Ragged.from_lists(clients))
         # The caller's fields have types of their own.
-        found = Federation(len(clients), train, by_client, test, **more)  # type: ignore[arg-type]
+        whole = Federation(len(clients), train, by_client, test, **more)  # type: ignore[arg-type]
         return replace(
-            found,
-            held=None if found.drift is None else found.drift.per_sample(clients, len(train.y)),
+            whole,
+            held=None if whole.drift is None else whole.drift.per_sample(clients, len(train.y)),
         )
 
     @staticmethod

@@ -66,10 +66,10 @@ def autograd_survives_fork() -> bool:
     On a machine with a GPU, the first backward pass of a process starts autograd's threads, also if
     the pass is on the CPU. From then on autograd refuses to work in forked processes.
     """
-    one = torch.ones((), requires_grad=True)
+    scalar = torch.ones((), requires_grad=True)
 
     def works() -> bool:
-        torch.autograd.grad(one, one)
+        torch.autograd.grad(scalar, scalar)
         return True
 
     return bool(in_fork(works))

@@ -86,11 +86,11 @@ class ClientAxis:
             whole, axes = task.whole(params), 0 if self.single else 1
             return model(whole, buffers, batch.x, True, batch.mask, None, drawn, axes=axes)
 
-        def one(params: Params, buffers: Params, batch: Tree, drawn: Params) -> Output:
+        def forward(params: Params, buffers: Params, batch: Tree, drawn: Params) -> Output:
             x, mask = batch["x"], batch.get("mask")
             return model(task.whole(params), buffers, x, True, mask, None, drawn)
 
-        out: Output = torch.func.vmap(one)(params, buffers, _fields(batch), drawn)
+        out: Output = torch.func.vmap(forward)(params, buffers, _fields(batch), drawn)
         return out
 
     def written(self, task: Task) -> Written | None:
@@ -190,7 +190,7 @@ def train(
         """What is sent, remembered and recorded."""
         _, answers = ended(algorithm, views(trees), Descent(**left), len(inputs.steps))
         return {
-            field: {name: getattr(of, field) for name, of in answers.items()}
+            field: {name: getattr(answer, field) for name, answer in answers.items()}
             for field in ("upload", "memory", "metrics")
         }
 
@@ -211,18 +211,18 @@ def train(
 def _sharing(hooks: Hooks, params: Params) -> Hooks:
     """The hooks, of which each sees the parameters that are in `params`."""
 
-    def given(hook: Callable[..., Any] | None, place: int) -> Callable[..., Any] | None:
+    def shared(hook: Callable[..., Any] | None, position: int) -> Callable[..., Any] | None:
         if hook is None:
             return None
         return lambda *args: hook(
-            *args[:place], {name: args[place][name] for name in params}, *args[place + 1 :]
+            *args[:position], {name: args[position][name] for name in params}, *args[position + 1 :]
         )
 
     return Hooks(
-        given(hooks.penalty, 0),
-        given(hooks.logits, 1),
-        given(hooks.term, 0),
-        given(hooks.point, 0),
+        shared(hooks.penalty, 0),
+        shared(hooks.logits, 1),
+        shared(hooks.term, 0),
+        shared(hooks.point, 0),
         None,  # refused beside personal parts
         hooks.gathered,  # a sample's gradient is that of all that trains
     )
@@ -241,7 +241,7 @@ def _gathered(
     alone = replace(axis, count=None)
     vmappable = replace(task, network=replace(cast("Any", task.network), plain=False))
 
-    def one(
+    def of_client(
         step: int, client: Tree, batch: Tree, buffers: Params, w: Params
     ) -> tuple[Params, Tree]:
         view = views(client)[c]
@@ -263,7 +263,7 @@ def _gathered(
         }
 
     def gathered(batch: Batch, buffers: Params, w: Params) -> tuple[Params, Tree]:
-        lifted = axis.lift(partial(one, batch.step))
+        lifted = axis.lift(partial(of_client, batch.step))
         gradient: tuple[Params, Tree] = lifted(clients, _fields(batch), buffers, w)
         return gradient
 
@@ -317,9 +317,9 @@ def _hooks(
     )
 
 
-def _fields(of: Batch) -> Tree:
+def _fields(batch: Batch) -> Tree:
     """The tensors of a batch, as a tree."""
-    return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor)}
+    return {key: leaf for key, leaf in batch._asdict().items() if isinstance(leaf, Tensor)}
 
 
 @dataclass(frozen=True)

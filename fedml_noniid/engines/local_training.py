@@ -116,7 +116,7 @@ class LocalTraining(Section):
             raise UserError(
                 f"is refused: a client with {n} samples would read {reads[n]} in a round, and "
                 f"their order would take {8 * reads[n] / 1e9:.1f} GB",
-                where=(key,),
+                path=(key,),
                 value=getattr(self, key),
                 allowed=f"at most {MOST_READ} samples in a round of a client",
             )

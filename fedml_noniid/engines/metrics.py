@@ -93,10 +93,10 @@ class Measuring(Callback):
 
     def on_start(self, run: CurrentRun) -> None:
         """Measures w_0: the names are then known, and a function that fails is found early."""
-        of, start = run.federation, run.start
-        parts = {"test": of.test, "validation": of.validation}
+        federation, start = run.federation, run.start
+        parts = {"test": federation.test, "validation": federation.validation}
         self._parts = {name: samples for name, samples in parts.items() if samples is not None}
-        self._drift = of.drift
+        self._drift = federation.drift
         model = start.task.model(start.params, start.buffers)
         numbers = self._measured(start.task.network, model, 1)
         self._nothing = dict.fromkeys(numbers, math.nan)

@@ -162,7 +162,7 @@ class ClientModels(NamedTuple):
         """A client's model on samples."""
         model = client_model(self.params, self.buffers, self.personal, client)
         read = noise_of(samples, client, self.seed)
-        return evaluate(self.network, *model, samples, read=read, of=self.loss)
+        return evaluate(self.network, *model, samples, read=read, loss=self.loss)
 
     def outputs(self, client: int, samples: Samples) -> Tensor:
         """The logits of a client's model on samples, [n, C]."""

@@ -20,7 +20,7 @@ from fedml_noniid.data.types import Ints
 from fedml_noniid.engines.cohort import draw_cohort
 from fedml_noniid.engines.local_training import LocalTraining as LocalTraining
 from fedml_noniid.engines.personal import split_personal
-from fedml_noniid.engines.schedule import Devices, Schedule, Waits
+from fedml_noniid.engines.schedule import Devices, Schedule, Waits, Work
 from fedml_noniid.models.model import Model
 
 
@@ -58,6 +58,8 @@ class Plan:
     clock: Clock | None = None  # of simulations; None: time does not count
     # made from `clock` by `engines.clock`; None: cohorts are drawn, and all do all their work
     schedule: Schedule | None = None
+    # likewise, for a method that chooses cohorts: then no schedule is known before training
+    work: Work | None = None
 
     @property
     def evaluations(self) -> int:

@@ -148,14 +148,14 @@ class Evaluation(Callback):
         end: RoundEnd,
         params: Params,
         samples: Samples | None,
-        of: Sequence[str] = (),
+        names: Sequence[str] = (),
     ) -> dict[str, Tensor | float]:
         loss = end.task.loss
-        of = of or (*loss.metrics, "loss")
+        names = names or (*loss.metrics, "loss")
         # Where clients keep a part, no model here is whole: they test their own, and nobody the
         # validation samples.
         if samples is None or end.task.own_models:
-            return {f"{name}_{score}": math.nan for score in of}
+            return {f"{name}_{score}": math.nan for score in names}
         network, model = end.task.network, (end.task.whole(params), end.done.state.buffers)
         if self.drift is None:
             by_client = self.by_client if name == "test" else None
@@ -170,9 +170,10 @@ class Evaluation(Callback):
                 [share for share, _ in views], dtype=torch.float64, device=samples.y.device
             )
             by_score = {
-                score: (torch.stack([one[score] for one in by_view]) * shares).sum() for score in of
+                score: (torch.stack([metrics[score] for metrics in by_view]) * shares).sum()
+                for score in names
             }
-        columns: dict[str, Tensor | float] = {f"{name}_{score}": by_score[score] for score in of}
+        columns: dict[str, Tensor | float] = {f"{name}_{score}": by_score[score] for score in names}
         of_clients = [key for key in by_score if key.startswith(CLIENT_ACCURACY)]
         return columns | {key: by_score[key] for key in of_clients}
 
@@ -311,8 +312,8 @@ def stacked(recorded: Sequence[Params]) -> Params:
     missing or a defence dropped their answers. Then it has the rounds since its last change only.
     """
     series: dict[str, list[Tensor]] = {}
-    for one in recorded:
-        for key, leaf in one.items():
+    for tensors in recorded:
+        for key, leaf in tensors.items():
             earlier = series.setdefault(key, [])
             if earlier and earlier[-1].shape != leaf.shape:
                 earlier.clear()

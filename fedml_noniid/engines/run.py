@@ -279,7 +279,8 @@ class Run:
                 self.missing.update(self.federation.absent(t, self.exchange, ask.to))
                 reply = yield self._addressed(ask, t)
                 if (attackers := self.federation.attackers) and not client_tests.is_test(ask):
-                    reply = attackers.lied(reply, t)
+                    trained = self.algorithm.components if ask.job == TRAIN else ()
+                    reply = attackers.lied(reply, t, trained)
                 # Addressed again: while the Ask was out, `missing` may have grown.
                 if not client_tests.is_test(ask):
                     self._notify(self._addressed(ask, t), reply, t)
@@ -322,13 +323,14 @@ class Run:
 
     def _server(self, t: int, cohort: tuple[int, ...]) -> Server:
         """The server at the beginning of round `t`; 0 is before the first."""
-        start, of = self.start, self.federation
-        keys = torch.tensor(key(self.plan.seed, "server", t), device=of.test.x.device)
-        public = Server.public if of.public is None else of.public
-        shape = tuple(of.test.x.shape[1:])
+        start, federation = self.start, self.federation
+        keys = torch.tensor(key(self.plan.seed, "server", t), device=federation.test.x.device)
+        public = Server.public if federation.public is None else federation.public
+        shape = tuple(federation.test.x.shape[1:])
         task, w0 = plain(start.task_at(t)), (start.params, start.buffers)
-        at = Server(task, *w0, t, of.size, shape, public, cohort=cohort, keys=keys)
-        schedule = self.plan.schedule
+        at = Server(task, *w0, t, federation.size, shape, public, cohort=cohort, keys=keys)
+        schedule, work = self.plan.schedule, self.plan.work
+        at = at if work is None else replace(at, durations=work.durations)
         return at if schedule is None else replace(at, staleness=schedule.staleness(t))
 
 
@@ -343,7 +345,7 @@ class Checkpointing(Callback):
     def on_start(self, run: CurrentRun) -> None:
         assert isinstance(run, Run), "no other keeps checkpoints"
         run.kept()  # now, not after hours
-        self.checkpoints.of(run.algorithm.name)
+        self.checkpoints.set_recipe(run.algorithm.name)
         if run.clients is not None:
             path = self.checkpoints.path.with_suffix(".memory")
             run.clients.memory.keep_in(path, fresh=not self.checkpoints.exists())

@@ -51,10 +51,10 @@ class RunSettings(LocalTraining):
     """Local training, the callbacks of a run and its metrics."""
 
     callbacks: Annotated[Named, BeforeValidator(filled)] = Field(
-        default={}, exclude_if=lambda given: not given
+        default={}, exclude_if=lambda value: not value
     )
     metrics: Annotated[Named, BeforeValidator(_listed)] = Field(
-        default={}, exclude_if=lambda given: not given
+        default={}, exclude_if=lambda value: not value
     )
 
     @field_validator("callbacks")
@@ -94,6 +94,8 @@ class RunSettings(LocalTraining):
             names.append(self.lr["decay"])
         names.append(self.loss["name"] if isinstance(self.loss, dict) else self.loss)
         measured = {
-            name: source_with_files(name, of) for name, of in self.metrics.items() if is_own(name)
+            name: source_with_files(name, options)
+            for name, options in self.metrics.items()
+            if is_own(name)
         }
         return {name: source_of(name) for name in names if is_own(name)} | measured

@@ -88,6 +88,11 @@ class Work:
         """The microseconds of a local training; `steps`: None for all."""
         return self.takes(client, self.exchanges[0], self.steps[client] if steps is None else steps)
 
+    @cached_property
+    def durations(self) -> tuple[float, ...]:
+        """The seconds of each client's local training."""
+        return tuple(self.trains(k) / SECOND for k in range(len(self.steps)))
+
     def waits(self, exchanges: Sequence[Exchange], clients: Sequence[int]) -> int:
         """The microseconds until all of some clients have answered each of some exchanges."""
         return sum(max(self.takes(k, exchange) for k in clients) for exchange in exchanges)

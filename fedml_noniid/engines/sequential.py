@@ -83,16 +83,16 @@ class Sequential:
         for n, position in enumerate(positions):
             if training:
                 out = row(self.updates, position if sums is None else 0)
-                one = self._trained(ask, position, round_, keys[position], host[position], out)
+                answer = self._trained(ask, position, round_, keys[position], host[position], out)
                 if sums is not None:
-                    one = sums.take(position, {"deltas": out, **one})
+                    answer = sums.take(position, {"deltas": out, **answer})
             else:
-                one = self._answered(ask, position, round_, keys[position])
+                answer = self._answered(ask, position, round_, keys[position])
             # Row by row: a list of all answers beside their stack would take twice the memory.
             stacked = stacked or tree_map(
-                lambda leaf: leaf.new_empty((len(positions), *leaf.shape)), one
+                lambda leaf: leaf.new_empty((len(positions), *leaf.shape)), answer
             )
-            replace_row(stacked, n, one)
+            replace_row(stacked, n, answer)
         return stacked
 
     def _trained(

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedml_noniid.core.algorithm import Algorithm
-from fedml_noniid.core.component import BODY, HEAD, NORMS
+from fedml_noniid.core.component import NORMS
 from fedml_noniid.core.errors import UserError, known
 from fedml_noniid.data.ragged import lists_of
 from fedml_noniid.data.types import Ints
@@ -134,7 +134,7 @@ class Simulation:
                 "clients train in one process: autograd has threads, which no fork survives"
             )
             processes = 1
-        attacked = used.attackers is not None and used.attackers.in_updates
+        attacked = used.attackers is not None and used.attackers.in_answers
         # A lie goes by the others' updates, so these are held.
         streams = "" if attacked else streaming.reason(start, callbacks)
         if streams and self.engine_name == "sequential":
@@ -179,7 +179,7 @@ class Simulation:
     @property
     def remarks(self) -> dict[str, str]:
         """Facts that a reader of the accuracies must know, by kind: "own_models", "no_effect",
-        "privacy", "stopped", "one_by_one", "clock", "attack"."""
+        "privacy", "stopped", "one_by_one", "clock", "attack", "cohorts"."""
         lines = (
             {"stopped": f"after round {self.loop.done}: {self.loop.stopped}"}
             if self.loop.stopped
@@ -195,10 +195,9 @@ class Simulation:
             lines["one_by_one"] = f"vmap can't take the network: {one_by_one}"
         if (attackers := self.attackers) is not None:
             needs = self.algorithm.needs
-            unsent = needs.pooled or needs.no_training or {HEAD, BODY} <= needs.personal
-            idle = unsent and attackers.in_updates
-            words = f"clients {', '.join(map(str, attackers.clients))} attack"
-            lines["attack"] = words + idle * " without an effect, as no client sends an update"
+            idle = (needs.pooled or needs.no_training) and attackers.in_updates
+            text = f"clients {', '.join(map(str, attackers.clients))} attack"
+            lines["attack"] = text + idle * " without an effect, as no client sends what it trained"
         if mechanisms := self.algorithm.mechanisms:
             lines["privacy"] = "; ".join(
                 f"per {mechanism.unit} at delta {mechanism.delta:g}" for mechanism in mechanisms
@@ -210,15 +209,23 @@ class Simulation:
                 f"{network.name} has no batch norms that a client could keep to itself, so it "
                 f"trains as {'+'.join(others) or 'fedavg'}"
             )
+        if (chooser := self.algorithm.chooser) is not None:
+            everybody = self.loop.plan.cohort == len(self.loop.everybody)
+            lines["no_effect" if everybody else "cohorts"] = (
+                f"all clients take part in each round, so {chooser.name} has none to choose"
+                if everybody
+                else f"{chooser.name} chooses the clients of each round, so pairs by seed have "
+                "not the same clients, and their differences hold the chance of the cohorts too"
+            )
         if self.loop.start.task.own_models:
-            words = (
+            text = (
                 "accuracies are those of the clients' own models, each on its own test samples "
                 "as the client sees them; with noise or rotation, compare with others by the "
                 "noisy test"
             )
             if self.loop.federation.absent is not nobody:
-                words += "; a client that is missing in a round is not tested in it"
+                text += "; a client that is missing in a round is not tested in it"
             if self.algorithm.models(self.loop.state.slices):
-                words += "; a new client takes the model with the lowest loss on its samples"
-            lines["own_models"] = words
+                text += "; a new client takes the model with the lowest loss on its samples"
+            lines["own_models"] = text
         return lines

@@ -31,13 +31,13 @@ def reason(start: Start, callbacks: Iterable[Callback]) -> str:
     return f"{size} MB of updates in a round, more than machine.memory_mb = {plan.memory_mb}"
 
 
-def reader(of: Algorithm, callbacks: Iterable[Callback]) -> str:
+def reader(algorithm: Algorithm, callbacks: Iterable[Callback]) -> str:
     """Who may read updates of single clients; "" if nobody does."""
-    for c in of.components:
+    for c in algorithm.components:
         if (
             c.needs.replies != Replies.SUMS
             or overrides(c, "weigh")
-            or c.exchanges(of.setting).round
+            or c.exchanges(algorithm.setting).round
         ):
             return f"method {c.name!r}"
     for callback in callbacks:
@@ -83,7 +83,7 @@ class Sums:
         added = {key: answer[key] for key in ADDED}
         self.parts = self.parts or self._empty(added)
         tree_map(lambda sums, leaf: sums.put(position, leaf), self.parts, added)
-        return {key: of for key, of in answer.items() if key not in ADDED}
+        return {key: tree for key, tree in answer.items() if key not in ADDED}
 
     def _empty(self, added: Tree) -> Tree:
         """The sums of no client yet, in the structure of a client's answer."""
@@ -104,7 +104,7 @@ class Sums:
 
     def _absorbed(self, mine: Any, state: Tree) -> Any:
         if "" not in state:
-            return {key: self._absorbed((mine or {}).get(key), of) for key, of in state.items()}
+            return {key: self._absorbed((mine or {}).get(key), tree) for key, tree in state.items()}
         part = state[""]
         sums = mine or Growing(part["shape"].tolist(), part["norms"].dtype, part["omega"])
         sums.absorb(part)

@@ -79,6 +79,8 @@ class Vectorized:
         """The stacked replies of the clients `ask.to`."""
         clients, training = self.clients, ask.job == TRAIN
         clients.enter(round_)
+        # The numbers of several models come on the host.
+        ask = ask._replace(each=tree_map(lambda leaf: leaf.to(clients.device), ask.each))
         orders = clients.orders(ask.to, round_) if training else [NO_STEPS] * len(ask.to)
         host, pieces = clients.keys(ask, round_), []
         keys = host.to(clients.device)
@@ -218,7 +220,7 @@ class Vectorized:
             stacked = stack([{"params": params, "buffers": buffers} for params, buffers in models])
             trees = trees | {"model": stacked}
 
-        def one(trees: Tree) -> Tree:
+        def of_client(trees: Tree) -> Tree:
             sent = ask._replace(each=trees["each"])
             view = personalized(self._client(ask, round_, trees), trees["memory"])
             answered = answer(clients.algorithm, view, sent, trees["memory"])
@@ -230,7 +232,7 @@ class Vectorized:
             return named | {"params": answered.params, "buffers": answered.buffers, "loss": loss}
 
         none = trees["key"].new_zeros(len(ids), dtype=clients.train.x.dtype)
-        answered: Tree = torch.func.vmap(one)(trees)
+        answered: Tree = torch.func.vmap(of_client)(trees)
         return answered | {"steps": none}
 
     def _reader(self, keys: Tensor) -> Reader | None:
@@ -239,12 +241,12 @@ class Vectorized:
             return None
 
         def read(samples: Samples, index: Tensor, step: int) -> Tensor:
-            def one(key: Tensor, index: Tensor) -> Tensor:
+            def of_client(key: Tensor, index: Tensor) -> Tensor:
                 reading, _ = self.clients.reads(key)
                 assert reading is not None
                 return reading(samples, index, step)
 
-            view: Tensor = torch.func.vmap(one)(keys, index)
+            view: Tensor = torch.func.vmap(of_client)(keys, index)
             return view
 
         return read

@@ -84,7 +84,9 @@ class Workers:
         if not self.streams:
             self._updates = rows_for(ask.params, self.cohort, shared)
         engine = Sequential(self.clients, self._updates, self.streams)
-        self._pool = Pool([partial(_work, engine, self._asks, of) for of in self._answers])
+        self._pool = Pool(
+            [partial(_work, engine, self._asks, answers) for answers in self._answers]
+        )
         return self._pool
 
     def _positions(self, ask: Ask, left: list[int], sizes: Sequence[int], number: int) -> list[int]:

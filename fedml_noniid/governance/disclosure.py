@@ -154,7 +154,11 @@ def _what(algorithm: Algorithm, when: str, job: str, key: str, up: bool) -> str:
         return _words(component, "report" if is_training else "answer")
     if is_training:
         return _words(component, "broadcast" if part == "shared" else "message")
-    hooks = {BEFORE: ("survey",), ROUND: ("assign", "refine", "survey"), AFTER: ("finish",)}[when]
+    hooks = {
+        BEFORE: ("survey",),
+        ROUND: ("choose", "assign", "refine", "survey"),
+        AFTER: ("finish",),
+    }[when]
     return " ".join(_words(component, hook) for hook in hooks if overrides(component, hook))
 
 

@@ -118,11 +118,11 @@ class Study(Section):
         names = [certificates.name(k + 1) for k in range(self.train_args.client_num_in_total)]
         if self.silos != names:
             raise UserError(
-                where=("silos",), value=self.silos, allowed=f"{', '.join(names)}: as train_args say"
+                path=("silos",), value=self.silos, allowed=f"{', '.join(names)}: as train_args say"
             )
         if self.train_args.max_samples is None:
             allowed = "the most samples of a silo, or a list with a number for each rank"
-            raise UserError(MISSING, where=("train_args", "max_samples"), allowed=allowed)
+            raise UserError(MISSING, path=("train_args", "max_samples"), allowed=allowed)
         return self
 
     def refuse_message(self, exchange: int, round_: int, job: str, table: wire.Table) -> None:
@@ -178,7 +178,7 @@ class Study(Section):
         """UserError if a callback may stop the run, and the silos would not believe it."""
         if may_stop(train) and not self.may_end_early:
             raise UserError(
-                where=("train_args", "callbacks"),
+                path=("train_args", "callbacks"),
                 value=train.callbacks,
                 allowed="callbacks that stop no run; or those with which the study was made",
             )
@@ -330,7 +330,8 @@ def make(deployment: Deployment, shard: Shard, name: str, expires: datetime.date
         "code": {OURS: source_of_ours(), **terms.code},
         "asks": Asks(begin=asks.begin, round=asks.round, finish=asks.finish, tests=terms.tests),
         "messages": messages(terms, shard),
-        "may_end_early": may_stop(deployment.train_args),
+        # Nobody knows before the run which round is the last one of a silo, if a method chooses.
+        "may_end_early": may_stop(deployment.train_args) or terms.algorithm.chooser is not None,
     }
     return validated(Study, content)
 

@@ -90,9 +90,7 @@ class EmbedSettings(NetworkSettings):
         lengths = (len(data.train_y), len(data.test_y))
         return self._made_of(data, backbone, [torch.zeros(n, backbone.d) for n in lengths])
 
-    def vectors(
-        self, x: Tensor, n_classes: int, embedding: Tensor | None = None, threads: int = 1
-    ) -> Tensor:
+    def vectors(self, x: Tensor, n_classes: int, embedding: Tensor | None = None) -> Tensor:
         """The vectors [n, d] of normalised samples [n, ...], such as a silo's own. UserError.
 
         With `normalise="channel"` they are as before that.
@@ -101,7 +99,7 @@ class EmbedSettings(NetworkSettings):
             raise UserError("there is no sample to embed", allowed="at least one")
         backbone = self._backbone(Given(x[:1].float(), n_classes, embedding), "cpu")
         chunks = (part.float() for part in torch.split(x, self.batch))
-        return self._scaled(backbone, chunks, threads)
+        return self._scaled(backbone, chunks, threads=1)
 
     def _made_of(self, data: Dataset, backbone: Backbone, parts: list[Tensor]) -> Dataset:
         raw: dict[str, Any] = {field.name: getattr(data, field.name) for field in fields(Raw)}
@@ -221,7 +219,7 @@ class EmbedSettings(NetworkSettings):
         if self.layer:
             if self.layer not in names.values():
                 raise UserError(
-                    where=("layer",),
+                    path=("layer",),
                     value=self.layer,
                     allowed=", ".join(filter(None, names.values())),
                 )

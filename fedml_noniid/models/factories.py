@@ -65,7 +65,7 @@ def name_of(model: object) -> str:
     if isinstance(model, str):
         return model
     if not isinstance(model, nn.Module) and not callable(model):
-        raise UserError(where=("model",), value=model, allowed=f"{', '.join(MODELS)}, or {OWN}")
+        raise UserError(path=("model",), value=model, allowed=f"{', '.join(MODELS)}, or {OWN}")
     return own_code.name_of(model)
 
 

@@ -525,7 +525,7 @@ def _featured(network: OwnNetwork, head: str, inputs: Given) -> OwnNetwork:
         if isinstance(part, nn.Linear) and name and "weight" in part._parameters
     }
     if head and head not in linear.values():
-        raise UserError(where=("head",), value=head, allowed=", ".join(linear.values()) or "none")
+        raise UserError(path=("head",), value=head, allowed=", ".join(linear.values()) or "none")
     passed: list[str] = []
     hooks = [
         part.register_forward_hook(lambda part, *_: passed.append(linear[part])) for part in linear

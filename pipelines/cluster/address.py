@@ -57,7 +57,7 @@ def _security(address: str, folder: Path | None, option: str) -> Security:
     if scheme == "tcp":
         return Security(require_encryption=False)
     if folder is None:
-        raise UserError(where=(option,), value=address, allowed=f"it with --kit FOLDER; {kit.MAKE}")
+        raise UserError(path=(option,), value=address, allowed=f"it with --kit FOLDER; {kit.MAKE}")
     return kit.security(folder)
 
 
@@ -68,7 +68,7 @@ def checked(address: str, option: str) -> SplitResult:
     """
     file = "" if option == LISTEN else f" {PREFIX}FOLDER/{FILE},"
     allowed = f"tls://HOST:PORT,{file} or tcp://127.0.0.1:PORT for this machine alone"
-    refused = UserError(where=(option,), value=address, allowed=allowed)
+    refused = UserError(path=(option,), value=address, allowed=allowed)
     try:
         parts = urlsplit(address)
         is_whole = parts.hostname is not None and parts.port is not None
@@ -79,7 +79,7 @@ def checked(address: str, option: str) -> SplitResult:
     if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
         raise UserError(
             "is refused: without TLS, everybody who reaches this port could run code here",
-            where=(option,),
+            path=(option,),
             value=address,
             allowed=allowed,
         )

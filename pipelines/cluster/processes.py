@@ -59,7 +59,7 @@ def serve(folder: Path | None, listen: str) -> None:
     host = url.hostname
     if host in EVERYWHERE:
         raise UserError(
-            where=(address.LISTEN,),
+            path=(address.LISTEN,),
             value=listen,
             allowed="the one address of this machine that the workers reach",
         )

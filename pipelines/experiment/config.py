@@ -312,9 +312,9 @@ class ChooseSettings(Section):
             shared = [seed for seed in seeds if seed in others or seeds.count(seed) > 1]
             if shared:
                 twice = ", ".join(map(str, dict.fromkeys(shared)))
-                raise UserError(f"{twice} is named twice", where=(key,), allowed="once")
+                raise UserError(f"{twice} is named twice", path=(key,), allowed="once")
         if len(self.fresh) < 2:
-            raise UserError(where=("fresh",), value=self.fresh, allowed="two seeds or more")
+            raise UserError(path=("fresh",), value=self.fresh, allowed="two seeds or more")
         return self
 
 
@@ -385,7 +385,7 @@ class Config(Section):
                 if self.train.until_s is not None and timeless:
                     raise UserError(
                         f"scenario {timeless[0]} has no devices",
-                        where=("until_s",),
+                        path=("until_s",),
                         allowed="null",
                     )
         return self
@@ -420,17 +420,17 @@ class Config(Section):
             return
         if deploy.seed not in self.seeds:
             allowed = ", ".join(map(str, self.seeds))
-            raise UserError(where=("seed",), value=deploy.seed, allowed=allowed)
+            raise UserError(path=("seed",), value=deploy.seed, allowed=allowed)
         scenario = self.scenarios.get(deploy.scenario)
         if scenario is not None and scenario.attack is not None:
             raise UserError(
-                where=("scenario",),
+                path=("scenario",),
                 value=deploy.scenario,
                 allowed="a scenario without attack, as silos decide themselves what they send",
             )
         if scenario is not None and deploy.silos > max(2, scenario.clients):
             most = f"2 to {scenario.clients}, the clients of scenario {deploy.scenario!r}"
-            raise UserError(where=("silos",), value=deploy.silos, allowed=most)
+            raise UserError(path=("silos",), value=deploy.silos, allowed=most)
 
     @property
     def own_extras(self) -> bool:

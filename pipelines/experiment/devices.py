@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from fedml_noniid.engines.absences import whole_numbers
 from fedml_noniid.engines.schedule import Devices, Waits, drawn, microseconds, windows
 
 COLUMNS = ("client", "step_us", "down_bytes_s", "up_bytes_s")
+OWNER = "owner"  # may stand in place of `client`
 SPEEDS = ("step_ms", "spread", "down_mbit", "up_mbit")  # what a file has in their place
 
 
@@ -24,11 +26,12 @@ class DeviceSettings(Section):
     spread: Positive | None = None  # the slowest device takes so many times that; None: 1
     down_mbit: Positive | None = None  # of the fastest link; None: messages take no time
     up_mbit: Positive | None = None
-    file: str | None = None  # relative to the experiment's root; columns as COLUMNS
+    file: str | None = None  # relative to the experiment's root; columns as COLUMNS, or with OWNER
     dropout: Below1 = 0.0  # the probability that a client's work of a round is lost
     on_s: Positive | None = None  # a client is available for so long
     every_s: Positive | None = None  # in each period of this length
-    _rows: list[tuple[int, ...]] = PrivateAttr([])  # of the file, by client, once it is read
+    # of the file, by client or owner, once it is read
+    _rows: dict[int | str, tuple[int, ...]] = PrivateAttr({})
 
     @model_validator(mode="after")
     def _fits(self) -> DeviceSettings:
@@ -38,12 +41,12 @@ class DeviceSettings(Section):
         if self.file is not None and (beside := [key for key in SPEEDS if getattr(self, key)]):
             raise UserError(f"{beside[0]} is given beside a file", allowed="one of them")
         if self.spread is not None and self.spread < 1:
-            raise UserError(where=("spread",), value=self.spread, allowed="a number from 1 up")
+            raise UserError(path=("spread",), value=self.spread, allowed="a number from 1 up")
         if (self.on_s is None) is not (self.every_s is None):
             raise UserError("one of on_s and every_s is given", allowed="both or none")
         if self.on_s is not None and self.every_s is not None and self.on_s > self.every_s:
             allowed = f"at most every_s, {self.every_s:g}"
-            raise UserError(where=("on_s",), value=self.on_s, allowed=allowed)
+            raise UserError(path=("on_s",), value=self.on_s, allowed=allowed)
         return self
 
     @model_serializer
@@ -52,7 +55,7 @@ class DeviceSettings(Section):
         keys = type(self).model_fields
         values = {key: value for key in keys if (value := getattr(self, key)) is not None}
         if self.file is not None:
-            content = repr(self._rows).encode()
+            content = repr(sorted(self._rows.items())).encode()
             values["sha256"] = hashlib.sha256(content).hexdigest() if self._rows else None
         return values
 
@@ -62,10 +65,22 @@ class DeviceSettings(Section):
             with located("file"):
                 self._rows = _rows(root / self.file, n_clients)
 
-    def devices(self, n_clients: int, seed: int) -> Devices:
-        """The devices of a run with this seed."""
+    def devices(self, n_clients: int, seed: int, owners: Sequence[str] = ()) -> Devices:
+        """The devices of a run with this seed; `owners`: of the clients, [N], if they have names.
+
+        UserError for a file by owners that lacks one.
+        """
         if self.step_ms is None:
-            step_us, down, up = zip(*self._rows, strict=True)
+            by_owner = any(isinstance(key, str) for key in self._rows)
+            keys: Sequence[int | str] = owners if by_owner else range(n_clients)
+            missing = [key for key in keys if key not in self._rows]
+            if missing or not keys:
+                why = "names owners, clients have none"
+                if missing:
+                    why = f"lacks owner {missing[0]!r}"
+                allowed = "a line for each client's owner, of data that name them"
+                raise UserError(f"{self.file}: {why}", allowed=allowed)
+            step_us, down, up = zip(*(self._rows[key] for key in keys), strict=True)
             speeds = Devices(step_us, down, up)
         else:
             links = (self.down_mbit or 0.0, self.up_mbit or 0.0)
@@ -96,7 +111,7 @@ class WaitSettings(Section):
             raise UserError(value=self.chosen, allowed=allowed)
         if self.first and self.of and self.first > self.of:
             allowed = f"at most of, {self.of}"
-            raise UserError(where=("first",), value=self.first, allowed=allowed)
+            raise UserError(path=("first",), value=self.first, allowed=allowed)
         return self
 
     @property
@@ -109,7 +124,7 @@ class WaitSettings(Section):
         for key in ("of", "buffer", "concurrency"):
             value = getattr(self, key)
             if value is not None and value > n_clients:
-                raise UserError(where=(key,), value=value, allowed=f"1 to {n_clients} clients")
+                raise UserError(path=(key,), value=value, allowed=f"1 to {n_clients} clients")
 
     @property
     def built(self) -> Waits:
@@ -121,15 +136,26 @@ class WaitSettings(Section):
         )
 
 
-def _rows(path: Path, n_clients: int) -> list[tuple[int, ...]]:
-    """The numbers of each client. UserError with file and line for what they must not be."""
-    rows: dict[int, tuple[int, ...]] = {}
+def _rows(path: Path, n_clients: int) -> dict[int | str, tuple[int, ...]]:
+    """The numbers of each client, or of each owner. UserError with file and line for what they must
+    not be.
+
+    An owner may have several equal lines, as in a table of samples.
+    """
+    rows: dict[int | str, tuple[int, ...]] = {}
     limits = (n_clients - 1, None, None, None)
-    for where, (client, *speeds) in whole_numbers(path, COLUMNS, limits):
-        if client in rows or not speeds[0]:
-            why = "is named twice" if client in rows else "has step_us = 0"
-            raise UserError(f"{where}: client {client} {why}", allowed="once, step_us from 1 up")
-        rows[client] = tuple(speeds)
-    if len(rows) < n_clients:
+    for source, (key, *speeds) in whole_numbers(path, COLUMNS, limits, named=OWNER):
+        if not speeds[0]:
+            raise UserError(f"{source}: {key} has step_us = 0", allowed="from 1 up")
+        if key in rows and (isinstance(key, int) or rows[key] != tuple(speeds)):
+            differing = zip(COLUMNS[1:], rows[key], speeds, strict=True)
+            values = [f"{name} = {a} and {b}" for name, a, b in differing if a != b]
+            why = f"client {key} is named twice"
+            if isinstance(key, str):
+                why = f"owner {key!r} has {', '.join(values)}"
+            raise UserError(f"{source}: {why}", allowed="once, or for an owner the same numbers")
+        rows[key] = tuple(speeds)
+    clients = [key for key in rows if isinstance(key, int)]
+    if not rows or 0 < len(clients) < n_clients:
         raise UserError(f"{path}: has {len(rows)} clients", allowed=f"0 to {n_clients - 1}")
-    return [rows[client] for client in range(n_clients)]
+    return rows

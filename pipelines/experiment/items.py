@@ -169,7 +169,9 @@ class Item:
         scenario = self.settings.scenarios[self.unit.scenario]
         if scenario.devices is None:
             return None
-        devices = scenario.devices.devices(len(self.indices.clients), self.unit.seed)
+        clients = self.indices.clients
+        owners = client_names(self.data, clients)
+        devices = scenario.devices.devices(len(clients), self.unit.seed, owners)
         until = microseconds(self.settings.train.until_s)
         return Clock(devices, scenario.waits.built, until)
 

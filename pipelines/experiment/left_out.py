@@ -19,7 +19,7 @@ def read(workspace: Workspace, settings: Config, scenario: str) -> Dataset:
     data = settings.data
     with located("scenarios", scenario, source=FILE):
         if data.embed is not None:
-            raise UserError("is refused with data.embed", where=("unseen",), allowed="null")
+            raise UserError("is refused with data.embed", path=("unseen",), allowed="null")
         # `tune` and `choose` work below the folder of params.yaml.
         folder = replace(workspace, root=workspace.data.parent).user_folder(data.root)
         whole = datasets.load(data.name, folder, **data.options)

@@ -135,7 +135,9 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         ]
         models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
         scored = [models.evaluate(k, test) if len(test.y) else None for k, test in enumerate(tests)]
-        on_own_tests = np.array([np.nan if one is None else one.accuracy for one in scored])
+        on_own_tests = np.array(
+            [np.nan if scores is None else scores.accuracy for scores in scored]
+        )
         if (whole := pooled(item.network, scored, tests)) is not None:
             accuracy, loss = whole.accuracy, whole.loss
             y = torch.cat([seen.y for seen in tests]).cpu()
@@ -280,10 +282,10 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
             item.network, [scored[k] for k in known], [tests[k] for k in known], loss
         )
         whole = evaluation or Evaluation({}, np.nan, y[:0], y)
-        by_client = {k: one.metrics[loss.metric] for k, one in scored.items()}
+        by_client = {k: scores.metrics[loss.metric] for k, scores in scored.items()}
     else:
         y = item.test.y.cpu()
-        whole = evaluate(item.network, params, buffers, item.test, of=loss)
+        whole = evaluate(item.network, params, buffers, item.test, loss=loss)
         by_client = {
             k: _scores(item, whole.predictions[owned[k]], y[owned[k]])[loss.metric] for k in known
         }
@@ -308,7 +310,7 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
     metrics["traffic_mib"] = (metrics["bytes_up"] + metrics["bytes_down"]) / counts.MIB
     columns: dict[str, Sequence[object]] = {"target": names}
     columns["samples"] = [len(y)] * len(by_target)
-    columns |= {key: [one[key] for one in by_target] for key in by_target[0]}
+    columns |= {key: [scores[key] for scores in by_target] for key in by_target[0]}
     per_client: dict[str, Sequence[object]] = {
         "client": range(len(owned)),
         "samples": item.indices.clients.sizes.tolist(),
@@ -341,7 +343,7 @@ def _hashes(tensors: Params, predictions: Sequence[Tensor]) -> dict[str, str]:
 
     `predictions`: of each view of the test set.
     """
-    by_view = {str(number): one for number, one in enumerate(predictions)}
+    by_view = {str(number): predicted for number, predicted in enumerate(predictions)}
     return {
         "weights_sha256": weights_sha256(tensors),
         "predictions_sha256": weights_sha256(by_view),
@@ -449,12 +451,12 @@ def _frequent(item: Item, by_client: bool) -> Ints:
     left out.
     """
     clients, drift = item.indices.clients, item.indices.skew.drift
-    found = class_counts(item.data.train_y.numpy(), clients, len(item.data.classes))  # [N, C]
+    counts = class_counts(item.data.train_y.numpy(), clients, len(item.data.classes))  # [N, C]
     if drift is not None:
         concept = drift.concept(item.last_round)
         truth = np.argsort(drift.concepts, axis=1)  # [K, C], the class of each label
-        found = np.take_along_axis(found, truth[concept], axis=1)
-    most: Ints = (found if by_client else np.broadcast_to(found.sum(0), found.shape)).argmax(1)
+        counts = np.take_along_axis(counts, truth[concept], axis=1)
+    most: Ints = (counts if by_client else np.broadcast_to(counts.sum(0), counts.shape)).argmax(1)
     return most
 
 
@@ -594,7 +596,7 @@ def _noisy(
             evaluations[copy] = evaluate(
                 *(item.network, params, buffers, item.test_of(client)),
                 read=Read(drawn),
-                of=item.loss,
+                loss=item.loss,
             )
     return [evaluations[copy] for copy in copies]
 

@@ -28,7 +28,7 @@ def scores_of_owners(item: Item, tensors: Params) -> dict[str, float]:
     parts, scores = personal_parts(tensors), dict[str, float]()
     models = ClientModels(item.network, params, buffers, parts, item.unit.seed, item.loss)
     for name, samples in samples_of_owners(item).items():
-        scored = [models.evaluate(k, one) if len(one.y) else None for k, one in enumerate(samples)]
+        scored = [models.evaluate(k, own) if len(own.y) else None for k, own in enumerate(samples)]
         if (whole := pooled(item.network, scored, samples, item.loss)) is None:
             raise UserError(f"the owners of the clients have no {name} samples")
         numbers = {**whole.metrics, "loss": whole.loss}

@@ -137,7 +137,7 @@ def _held_out(
         for key in ("validation", "public"):
             if value := getattr(held_out, key):
                 allowed = "0, as the clients have all samples"
-                raise UserError(where=(key,), value=value, allowed=allowed)
+                raise UserError(path=(key,), value=value, allowed=allowed)
         return TrainingParts(every, free, free)
     cut = hold_out(labels[free], held_out.validation, held_out.public, seed)
     validation, public = free[cut.validation], free[cut.public]

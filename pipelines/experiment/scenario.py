@@ -114,11 +114,11 @@ class DriftSettings(Section):
             needed = "null; a sudden drift has no second round"
             if self.kind != "sudden":
                 needed = f"a number of rounds, which {self.kind} drift needs"
-            raise UserError(where=("every",), value=self.every, allowed=needed)
+            raise UserError(path=("every",), value=self.every, allowed=needed)
         if not any(self.swap) or any(
             pair and (len(pair) != 2 or str(pair[0]) == str(pair[1])) for pair in self.swap
         ):
-            raise UserError(where=("swap",), value=self.swap, allowed=PAIRS)
+            raise UserError(path=("swap",), value=self.swap, allowed=PAIRS)
         return self
 
     @property
@@ -188,6 +188,7 @@ class AttackSettings(OpenSection):
     # the fraction that attacks: max(1, round(fraction x clients)) of them
     clients: Annotated[float, Range(0, 1, open="()")]
     kind: Annotated[str, OneOf(lambda: attackers.KINDS)]
+    n_factor: Count = 1  # an attacker claims so many times its samples
 
     @model_validator(mode="after")
     def _fits(self) -> AttackSettings:
@@ -198,7 +199,8 @@ class AttackSettings(OpenSection):
     def _shown(self) -> dict[str, object]:
         """All options with their defaults, so that items depend on them."""
         options = defaults_of(attackers.KINDS[self.kind])
-        return {"clients": self.clients, "kind": self.kind, **options, **self.options}
+        claimed = {} if self.n_factor == 1 else {"n_factor": self.n_factor}
+        return {"clients": self.clients, "kind": self.kind, **claimed, **options, **self.options}
 
     def drawn(self, data: Dataset, n_clients: int, seed: int) -> Attackers:
         """The attackers of a run with this seed. UserError for unfit data."""
@@ -209,12 +211,13 @@ class AttackSettings(OpenSection):
             options["target"] = target[0]
         order = stream(seed, "attackers").permutation(n_clients).tolist()
         clients = sorted(order[: cohort_size(self.clients, n_clients)])
-        return Attackers(self.kind, options, tuple(clients), seed)
+        return Attackers(self.kind, options, tuple(clients), seed, self.n_factor)
 
     @property
     def description(self) -> str:
         """`20 % of the clients attack: sign_flip, factor 3`."""
-        how = ", ".join([self.kind, *(f"{key} {value}" for key, value in self.options.items())])
+        more = self.options | ({} if self.n_factor == 1 else {"n_factor": self.n_factor})
+        how = ", ".join([self.kind, *(f"{key} {value}" for key, value in more.items())])
         return f"{100 * self.clients:g} % of the clients attack: {how}"
 
 
@@ -281,7 +284,7 @@ class Scenario(OpenSection):
         if self.participation != 1 and counted:
             raise UserError(
                 "says how many clients take part, and so does waits",
-                where=("participation",),
+                path=("participation",),
                 allowed="one of them",
             )
         with located("waits"):

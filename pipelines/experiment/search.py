@@ -299,7 +299,7 @@ class Search:
             if lost := sorted({*self.required} - {point.recipe for point in running}):
                 raise UserError(
                     f"no value of {', '.join(lost)} is left, as all that ran last diverged",
-                    where=(self.kind,),
+                    path=(self.kind,),
                     allowed="smaller values of train.lr",
                 )
         return Result(tuple(trials), tuple(tried[planned:]), cost)
@@ -418,7 +418,7 @@ def choosing(settings: Config) -> Search:
     if not bases and BASE in settings.recipes:
         raise UserError(
             f"is {settings.composition(BASE)!r}",
-            where=("recipes", BASE),
+            path=("recipes", BASE),
             allowed="FedAvg, with which `choose` compares the others",
         )
     recipes = ({} if bases else {BASE: Recipe()}) | settings.recipes

@@ -8,7 +8,7 @@ is there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ NOTE = (
     "model that was tested, means over seeds. The goal is {goal}, {part:.0f} % of what the first "
     f"line has at the end. A run reaches it when the mean of {LAST} readings is there. Times as "
     "fast: the first line's seconds to the goal divided by these, the geometric mean over seeds, "
-    "with its 95 % interval; the seeds have the same devices and clients."
+    "with its 95 % interval; the seeds have the same devices."
 )
 Curves = dict[tuple[str, str], pd.DataFrame]  # by scenario and recipe: a column for each seed
 
@@ -103,16 +103,16 @@ def note(curves: Curves, metric: Metric) -> str:
     return NOTE.format(goal=metric.shown(goal_of(curves)), part=100 * PART)
 
 
-def picture(curves: Curves, metric: Metric, names: Sequence[str] = ()) -> bytes:
-    """The mean over seeds against virtual seconds, a line each; `names`: in place of scenario and
-    recipe."""
+def picture(curves: Curves, metric: Metric) -> bytes:
+    """The mean over seeds against virtual seconds, a line each."""
     figure = Figure(figsize=(6.4, 4.2), dpi=200, layout="constrained")
     axes = figure.subplots()
     style(axes)
     for index, ((scenario, recipe), frame) in enumerate(curves.items()):
-        name = names[index] if names else f"{scenario}, {recipe}"
         mean = metric.factor * frame.mean(axis=1, skipna=False)
-        axes.plot(frame.index, mean, label=name, **look(index, not index, (1.8, 2.4)))
+        axes.plot(
+            frame.index, mean, label=f"{scenario}, {recipe}", **look(index, not index, (1.8, 2.4))
+        )
     axes.set_xlabel("virtual seconds", fontsize=12)
     axes.set_ylabel(f"test {metric.label}{metric.unit}", fontsize=12)
     axes.legend(**NAMES | {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 2})

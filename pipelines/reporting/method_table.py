@@ -20,10 +20,11 @@ NOTES = {
     " =": "the weights or predictions of the best",
     "†": "trains on labelled public samples",
     "‡": "sees public samples without labels",
+    "§": "chooses its clients, so pairs by seed have not the same ones",
     ONE_CLASS: "names one class only, on a seed",
     "LEAK": "has seen the test set",
 }
-SYMBOLS = {"±": r"$\pm$", "≈": r"$\approx$", "†": r"$\dagger$", "‡": r"$\ddagger$"}
+SYMBOLS = {"±": r"$\pm$", "≈": r"$\approx$", "†": r"$\dagger$", "‡": r"$\ddagger$", "§": r"\S"}
 LATEX = str.maketrans(SYMBOLS | {special: f"\\{special}" for special in "&%$#_{}"})
 
 

@@ -55,6 +55,7 @@ class MethodSummary:
     federated: bool
     remark: str  # what a reader of its accuracies must know, or ""
     rank: int = 0  # from 1; 0 for a method that is not compared, or no better than a constant
+    cohorts: str = ""  # that a method chooses the clients of each round, or ""
     other_test: bool = False  # whether its clients test models of their own, unlike the others'
 
     @property
@@ -89,10 +90,11 @@ class MethodSummary:
 
     @property
     def label(self) -> str:
-        """The recipe's name, with a mark if it sees public data or the test set, or names one class
-        only."""
+        """The recipe's name, with a mark if it sees public data or the test set, chooses its
+        clients, or names one class only."""
         seen = "LEAK" if self.leak else PUBLIC_MARKS.get(self.public, "")
-        return " ".join(filter(None, [self.recipe, seen, "ONE CLASS" if self.one_class else ""]))
+        chosen, one_class = self.cohorts and "§", "ONE CLASS" if self.one_class else ""
+        return " ".join(filter(None, [self.recipe, seen, chosen, one_class]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,6 +287,7 @@ def _summed_up(
         no_effect=_tag(first, "no_effect"),
         federated=first.tags.get("federated", "yes") == "yes",
         remark="; ".join(filter(None, about)),
+        cohorts=_tag(first, "cohorts"),
     )
 
 

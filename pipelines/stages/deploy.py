@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedml_noniid.core.errors import Mistake, UserError, Where, located
+from fedml_noniid.core.errors import KeyPath, Mistake, UserError, located
 from fedml_noniid.data import partitions
 from fedml_noniid.data.client_tests import client_tests
 from fedml_noniid.data.dataset import Dataset
@@ -67,7 +67,7 @@ def planned(root: Path, **options: object) -> config.Config:
     wanted = (settings.deploy or usual).model_dump() | overrides
     wanted["recipe"], content = registry.entry(wanted["recipe"])
     entries = {wanted["recipe"]: content} | settings.recipes
-    named: dict[Where, str] = {("deploy", key): f"--{key.replace('_', '-')}" for key in overrides}
+    named: dict[KeyPath, str] = {("deploy", key): f"--{key.replace('_', '-')}" for key in overrides}
     if "recipe" in overrides:
         named["recipes", wanted["recipe"]] = f"--recipe {wanted['recipe']}"
     try:
@@ -85,10 +85,10 @@ def planned(root: Path, **options: object) -> config.Config:
     return settings
 
 
-def _of_option(mistake: Mistake, named: Mapping[Where, str]) -> Mistake:
+def _of_option(mistake: Mistake, named: Mapping[KeyPath, str]) -> Mistake:
     """The mistake, of the option that its key comes from, if there is one."""
-    option, rest = named.get(mistake.where[:2]), mistake.where[2:]
-    return replace(mistake, where=(option, *rest), source="") if option else mistake
+    option, rest = named.get(mistake.path[:2]), mistake.path[2:]
+    return replace(mistake, path=(option, *rest), source="") if option else mistake
 
 
 def prepared(workspace: Workspace, settings: config.Config) -> tuple[Deployment, Parts]:
@@ -134,8 +134,8 @@ def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Dep
 
 def _of_params(mistake: Mistake) -> Mistake:
     """The mistake, with its key in params.yaml."""
-    section = "deploy" if mistake.where[1] in config.DeploySettings.model_fields else "train"
-    return replace(mistake, where=(section, *mistake.where[1:]))
+    section = "deploy" if mistake.path[1] in config.DeploySettings.model_fields else "train"
+    return replace(mistake, path=(section, *mistake.path[1:]))
 
 
 def _parts(workspace: Workspace, settings: config.Config, wanted: config.DeploySettings) -> Parts:

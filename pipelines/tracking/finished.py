@@ -16,12 +16,12 @@ from fedml_noniid.metrics import Metric
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.text import MIB, seeds
+from fedml_noniid.pipelines.tracking.runs import NOTE
 
 MODEL = "model.safetensors"  # is stored with the registered model
 TRAFFIC = "mean_traffic_mib"
 KIND = "kind"  # tag: METHOD, or "deployment"
 METHOD = "method"
-NOTE = "mlflow.note.content"  # tag: a run's description on MLflow's pages
 SAID = (
     "leak",
     "public",
@@ -30,6 +30,7 @@ SAID = (
     "privacy",
     "clock",
     "attack",
+    "cohorts",
 )  # tags that a description repeats
 
 

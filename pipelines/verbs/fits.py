@@ -127,9 +127,8 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     n = min(max(scenario.cohort, min(CLIENTS, scenario.clients)) for scenario in scenarios)
     rows = np.arange(n) % len(data.train_y)
     samples = Samples(data.train_x[rows].to(torch.float32), data.train_y[rows])
-    x = samples.x[:1].expand(
-        len(data.test_y), *samples.x.shape[1:]
-    )  # targets decide about the metrics
+    # Targets decide about the metrics.
+    x = samples.x[:1].expand(len(data.test_y), *samples.x.shape[1:])
     test = Samples(x, data.test_y)
     clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [
         np.array([k]) for k in range(n)

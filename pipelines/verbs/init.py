@@ -125,7 +125,7 @@ def kind_of(data: str, is_text: bool = False) -> str:
         return "image_folder"
     hints = among(data, names())
     hints["allowed"] = f"{OWN_DATA}; {hints['allowed']}"
-    raise UserError(UNKNOWN, where=("--data",), value=data, **hints)
+    raise UserError(UNKNOWN, path=("--data",), value=data, **hints)
 
 
 def columns(file: str, options: Mapping[str, Any] | None = None) -> list[str]:
@@ -151,7 +151,7 @@ def keys_of(settings: Sequence[str]) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         if not equals:
             allowed = "KEY=VALUE, such as train.rounds=50"
-            raise UserError(where=("--set",), value=setting, allowed=allowed)
+            raise UserError(path=("--set",), value=setting, allowed=allowed)
         if any(
             f"{earlier}.".startswith(f"{key}.") or key.startswith(f"{earlier}.") for earlier in keys
         ):
@@ -160,7 +160,7 @@ def keys_of(settings: Sequence[str]) -> dict[str, Any]:
         try:
             value = YAML(typ="safe", pure=True).load(text)
         except YAMLError:
-            raise UserError(where=(f"--set {key}",), value=text, allowed="YAML") from None
+            raise UserError(path=(f"--set {key}",), value=text, allowed="YAML") from None
         for part in reversed(key.split(".")):
             value = {part: value}
         tree = _merged(tree, value)
@@ -188,7 +188,7 @@ def planned(folder: Path, wanted: StudyOptions) -> tuple[dict[str, Any], Sequenc
     parts = {name: tree.pop(name, {}) for name in ("data", "scenario", "train", "deploy")}
     for name, part in parts.items():
         if not isinstance(part, Mapping):
-            raise UserError(where=(name,), value=part, allowed=f"{name}.KEY=VALUE")
+            raise UserError(path=(name,), value=part, allowed=f"{name}.KEY=VALUE")
     own = {f"--{key}": f"data.{key}" for key in wanted.columns}
     own |= {"--data": "data.file"} if wanted.data.endswith(table_files.ENDINGS) else {}
     own |= {"--methods": "recipe_names"} if wanted.methods else {}
@@ -291,7 +291,7 @@ def _data(
         allowed = (
             f"a column of {wanted.data}: {', '.join(columns(wanted.data, asked))}; or --target"
         )
-        raise UserError(MISSING, where=("--label",), allowed=allowed)
+        raise UserError(MISSING, path=("--label",), allowed=allowed)
     options = {key: value for key, value in asked.items() if key not in DataSettings.model_fields}
     try:
         with forbidden():

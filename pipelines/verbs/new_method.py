@@ -58,7 +58,7 @@ def _package(name: str) -> str:
     package = name.lower()
     if not (name.isascii() and name.isidentifier() and name[0].isupper()):
         allowed = "a class's name, such as FedX: letters and digits, the first a capital"
-        raise UserError(where=("NAME",), value=name, allowed=allowed)
+        raise UserError(path=("NAME",), value=name, allowed=allowed)
     taken = ""
     if package in ("fedavg", *registry.names()):
         taken = "there is a method of that name, which `noniid methods` shows"

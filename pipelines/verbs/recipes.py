@@ -126,7 +126,7 @@ def _entry(name: str, *paragraphs: str) -> str:
 
 def _values(method: str) -> dict[str, str]:
     """Each hyper-parameter's default, followed by the other words that are allowed."""
-    choices = registry.words(method)
+    choices = registry.choices(method)
     return {
         key: " | ".join(
             [_plain(value), *(_plain(choice) for choice in choices.get(key, ()) if choice != value)]

@@ -4,9 +4,9 @@ Karimireddy, He, Jaggi: Byzantine-Robust Learning on Heterogeneous Datasets via 
 
 Algorithm 1: the clients of a round are shuffled into buckets of s, and the rule of the recipe, as
 in `bucketing+median`, gets the buckets' means.
-- Every client gets its bucket's mean, so that there are as many rows as clients. For a rule by
-  coordinate or by distances to a centre, this is the paper's where all buckets are full; the last
-  bucket may be smaller, and counts less. Krum counts the copies as neighbours: give it f times s.
+- The last bucket may be smaller; it counts as the others do. A rule refuses a number of buckets
+  that is too small for it in the first round.
+- Every client gets its bucket's mean, for methods that are no such rule.
 - The shuffle goes by round and client, so a client that misses a round moves no other.
 - Alone it averages means: nothing robust.
 
@@ -65,4 +65,4 @@ class Bucketing(Component):
         bucket = order.argsort() // self.s  # [M], of each client
         both = {name: torch.stack([mean[name] for mean in means])[bucket] for name in both}
         deltas, buffers = ({n: both[n] for n in part} for part in (replies.deltas, replies.buffers))
-        return replace(replies, deltas=deltas, buffers=buffers)
+        return replace(replies, deltas=deltas, buffers=buffers, distinct=order[:: self.s])

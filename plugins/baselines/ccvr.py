@@ -124,10 +124,10 @@ class CCVR(Component):
         n = added(n_k)
         mean = added(n_k[:, :, None] * mean_k) / n.clamp(min=1)[:, None]
         i, j = torch.triu_indices(d, d, device=n.device)
-        place = torch.zeros(d, d, dtype=torch.int64, device=n.device)
-        place = place.index_put((i, j), torch.arange(len(i), device=n.device))
-        place = place + place.triu(1).T  # where the triangle has entry (i, j)
-        within = added((n_k - 1).clamp(min=0)[:, :, None] * cov_k)[:, place]
+        entry = torch.zeros(d, d, dtype=torch.int64, device=n.device)
+        entry = entry.index_put((i, j), torch.arange(len(i), device=n.device))
+        entry = entry + entry.triu(1).T  # where the triangle has entry (i, j)
+        within = added((n_k - 1).clamp(min=0)[:, :, None] * cov_k)[:, entry]
         apart = mean_k - mean
         between = torch.einsum("mci,mcj->cij", n_k[:, :, None] * apart, apart)
         return n, mean, (within + between) / (n - 1).clamp(min=1)[:, None, None]

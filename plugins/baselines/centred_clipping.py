@@ -38,8 +38,8 @@ class CentredClipping(RobustRule):
 
     def init_client(self, client: Client) -> Tree:
         """m_k, and whether it is still empty (1)."""
-        one = next(iter(client.params.values())).new_ones(())
-        return {"m": zeros_like(client.params), "first": one}
+        ones = next(iter(client.params.values())).new_ones(())
+        return {"m": zeros_like(client.params), "first": ones}
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """m_k <- (1 - beta) Delta_k + beta m_k. `leaving` comes later and sends it."""

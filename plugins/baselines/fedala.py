@@ -122,7 +122,9 @@ class FedALA(Component):
     def _aggregated(self, mix: Params, w: Params, client: Client) -> Params:
         """Theta_hat = Theta_k + (Theta - Theta_k) W in the layers of W; Theta below them."""
         theta = client.memory["theta"]
-        return w | {name: theta[name] + (w[name] - theta[name]) * of for name, of in mix.items()}
+        return w | {
+            name: theta[name] + (w[name] - theta[name]) * weight for name, weight in mix.items()
+        }
 
     def _step(
         self, mix: Params, last: Tensor, batch: Batch, key: Tensor, client: Client, going: Tensor
@@ -139,5 +141,5 @@ class FedALA(Component):
             return value, {"loss": value}
 
         grads, left = task.grad(loss, mix)
-        stepped = tree_map(lambda of, g: (of - self.eta * g).clamp(0, 1), mix, grads)
+        stepped = tree_map(lambda weight, g: (weight - self.eta * g).clamp(0, 1), mix, grads)
         return select(going, stepped, mix), torch.where(mask.any(), left["loss"], last)

@@ -46,9 +46,9 @@ class FineTune(Component):
 
     def own_model(self, v: Params, w: Params, client: Client) -> OwnModel:
         """w_k of the client's last round; w if there is none."""
-        tuned, of = client.memory["tuned"] > 0, client.memory
-        buffers = select(tuned, of[V_BUFFERS], client.buffers)
-        return OwnModel(select(tuned, of["w_k"], w), buffers=buffers)
+        tuned, memory = client.memory["tuned"] > 0, client.memory
+        buffers = select(tuned, memory[V_BUFFERS], client.buffers)
+        return OwnModel(select(tuned, memory["w_k"], w), buffers=buffers)
 
     def report(self, trace: Trace, client: Client) -> Answer:
         return Answer(

@@ -48,7 +48,7 @@ from fedml_noniid.core.data import Batch
 from fedml_noniid.core.options import Count, Range
 from fedml_noniid.core.randomness import fold, permutation
 from fedml_noniid.core.sums import weighted_mean
-from fedml_noniid.core.trees import Tree, add, row, tree_map
+from fedml_noniid.core.trees import Tree, add, leaves, row, tree_map
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,13 @@ def averaged(server: Server, models: Tree, model_of: Tensor) -> Tree:
     """
     replies, new = server.replies, []
     number = model_of[torch.tensor(replies.clients, device=model_of.device)]  # [M]
-    for j in range(len(next(iter(models["params"].values())))):
-        model, omega = row(models, j), server.omega * (number == j)
-        if bool(omega.any()):
-            update = weighted_mean(omega, replies.deltas)
-            buffers = weighted_mean(omega, replies.buffers)
+    count = torch.arange(len(next(leaves(models))), device=number.device)
+    omegas = server.omega * (number == count.unsqueeze(1))  # [K, M]
+    for j, used in enumerate(omegas.any(1).tolist()):
+        model = row(models, j)
+        if used:
+            update = weighted_mean(omegas[j], replies.deltas)
+            buffers = weighted_mean(omegas[j], replies.buffers)
             model = {"params": add(model["params"], update), "buffers": buffers}
         new.append(model)
     return stacked(new)
@@ -133,4 +135,6 @@ def averaged(server: Server, models: Tree, model_of: Tensor) -> Tree:
 
 def who(model_of: Tensor) -> Tree:
     """Who has which model, [N], and how many models are in use."""
-    return {MODEL_OF: model_of, "clusters": torch.tensor(float(len(set(model_of.tolist()))))}
+    # Counted on the device, for which the host would wait.
+    ordered = model_of.sort().values
+    return {MODEL_OF: model_of, "clusters": 1.0 + (ordered.diff() != 0).sum()}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedml_noniid.core.component import Server, Setting
+from fedml_noniid.core.component import Server
 from fedml_noniid.core.options import Range, RecipeError
 from fedml_noniid.core.sums import weighted_mean
 from fedml_noniid.core.trees import Params, tree_map
@@ -31,7 +31,7 @@ class Median(RobustRule):
 
     def _rule(self, x: Params, server: Server) -> Params:
         """med{x_k}, definition 1."""
-        m = len(server.replies.clients)
+        m = len(server.omega)
         rows = tree_map(lambda leaf: leaf.sort(dim=0).values, x)
         return tree_map(lambda leaf: (leaf[(m - 1) // 2] + leaf[m // 2]) / 2, rows)
 
@@ -44,11 +44,11 @@ class TrimmedMean(RobustRule):
 
     beta: Annotated[float, Range(0, 0.5, open="()")] = 0.2  # ours: at least the attackers' fraction
 
-    def check(self, setting: Setting) -> None:
-        if not self._trimmed(setting.cohort):
+    def _fits(self, m: int) -> None:
+        if not self._trimmed(m):
             raise RecipeError(
-                f"'trimmed_mean': beta = {self.beta} of {setting.cohort} clients trims nobody",
-                allowed="beta x clients per round of at least 1",
+                f"'trimmed_mean': beta = {self.beta} of {m} clients or buckets trims nobody",
+                allowed="beta x clients (or buckets) per round of at least 1",
             )
 
     def _trimmed(self, m: int) -> int:
@@ -56,7 +56,7 @@ class TrimmedMean(RobustRule):
 
     def _rule(self, x: Params, server: Server) -> Params:
         """trmean_beta{x_k}, definition 2."""
-        m = len(server.replies.clients)
+        m = len(server.omega)
         b = self._trimmed(m)
         rows = tree_map(lambda leaf: leaf.sort(dim=0).values[b : m - b], x)
         return weighted_mean(None, rows)

@@ -11,11 +11,19 @@ are refused. Other methods' uploads, such as SCAFFOLD's c_i, are averaged withou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedml_noniid.core.component import Component, Exclusive, Needs, Replies, Server, Weights
-from fedml_noniid.core.trees import Params, sub, tree_map
+from fedml_noniid.core.component import (
+    Component,
+    Exclusive,
+    Needs,
+    Replies,
+    Server,
+    Setting,
+    Weights,
+)
+from fedml_noniid.core.trees import Params, row, sub, tree_map
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,24 @@ class RobustRule(Component):
     )
     weights: ClassVar[Weights] = "uniform"
 
+    def _fits(self, m: int) -> None:
+        """RecipeError if the rule can't act on so many rows."""
+
     def _rule(self, x: Params, server: Server) -> Params:
-        """The aggregate of rows, leaves [M, ...] -> [...]."""
+        """The aggregate of rows, leaves [M, ...] -> [...], with weights `server.omega` [M]."""
         raise NotImplementedError
 
+    def check(self, setting: Setting) -> None:
+        self._fits(setting.cohort)
+
     def average(self, server: Server) -> Params:
-        return self._rule(server.replies.deltas | server.replies.buffers, server)
+        replies, omega = server.replies, server.omega
+        x = replies.deltas | replies.buffers
+        if replies.distinct is not None:  # M is the number of buckets
+            x, omega = row(x, replies.distinct), omega[replies.distinct]
+        if replies.clients == server.cohort:  # with fewer, a rule does what it can
+            self._fits(len(omega))
+        return self._rule(x, replace(server, omega=omega))
 
 
 def minus(x: Params, centre: Params) -> Params:

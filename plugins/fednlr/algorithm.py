@@ -73,11 +73,11 @@ class FedNLR(Component):
     since: Count = 1  # rounds
 
     def check(self, setting: Setting) -> None:
-        names = [name for name, _ in self.given()]
+        names = [name for name, _ in self.mu_pairs()]
         if len(set(names)) < len(names):
             raise RecipeError(f"fednlr: mu = {self.mu!r} names a layer twice")
 
-    def given(self) -> list[tuple[str, float]]:
+    def mu_pairs(self) -> list[tuple[str, float]]:
         """The pairs of `mu`. RecipeError for a word that is not a pair."""
         pairs = []
         for word in self.mu.split():
@@ -106,7 +106,7 @@ class FedNLR(Component):
     def init_server(self, server: Server) -> Tree:
         """No state. UserError if `mu` names a layer that is not scaled."""
         names = [layer.name for layer in self.scaled(server.task, server.params).values()]
-        if unknown := [name for name, _ in self.given() if name not in names]:
+        if unknown := [name for name, _ in self.mu_pairs() if name not in names]:
             raise UserError(
                 f"fednlr: mu = {self.mu!r} names {', '.join(map(repr, unknown))}, which "
                 f"{server.task.network.name!r} has no scaled layer for",
@@ -121,7 +121,7 @@ class FedNLR(Component):
         def h(batch: Batch) -> Tree:  # leaves [B, M_l], of a convolution [B, M_l, H, W]
             return task.activations(client.params, client.buffers, batch.x)
 
-        hbar, handed = client.local_set.mean(h), dict(self.given())
+        hbar, handed = client.local_set.mean(h), dict(self.mu_pairs())
         for l, layer in self.scaled(task, client.params).items():  # noqa: E741, the paper's letter
             mean = hbar[layer.name]
             mu = self.ratio(

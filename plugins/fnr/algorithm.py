@@ -128,7 +128,9 @@ class FNR(Component):
             refined = torch.tensor(
                 [replies.clients.index(k) for k in answered.clients], device=worst.device
             )
-            old, new = ({"deltas": of.deltas, "buffers": of.buffers} for of in (replies, answered))
+            old, new = (
+                {"deltas": reply.deltas, "buffers": reply.buffers} for reply in (replies, answered)
+            )
             models = tree_map(lambda old, new: old.index_copy(0, refined, new), old, new)
             replies = replace(replies, **models)
         return replace(replies, upload=sent | by_client(norms, worst, delta, refined))

@@ -91,7 +91,7 @@ class Corrected(Optimizer):
         return {"v": zeros_like(params), "correction": zeros_like(params)}
 
     def step(self, grads: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
-        grads = self.given(grads, params)
+        grads = self.adjusted(grads, params)
         v = tree_map(lambda v, g: self.momentum * v + g, state["v"], grads)
         return scale(-self.lr, add(v, state["correction"])), {**state, "v": v}
 

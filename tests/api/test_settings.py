@@ -57,8 +57,10 @@ def test_images_get_a_cnn(side: int, model: str) -> None:
     images = np.random.default_rng(0).integers(0, 256, (40, 1, side, 28), np.uint8)
     data = nd.from_arrays(images, np.arange(40) % 2)
     given = {"partition": "iid", "clients": 2, "seeds": [0]}
-    assert settings.of("run", data, {"fedavg": {}}, given).train.model == model
-    mine = settings.of("run", data, {"fedavg": {}}, given | {"model": "logistic_regression"})
+    assert settings.from_arguments("run", data, {"fedavg": {}}, given).train.model == model
+    mine = settings.from_arguments(
+        "run", data, {"fedavg": {}}, given | {"model": "logistic_regression"}
+    )
     assert mine.train.model == "logistic_regression"
 
 

@@ -125,6 +125,7 @@ OWNERS: dict[str, Callable[..., Any]] = {
     "gradient_point": lambda self, w, g, client: w,
     "logits": lambda self, logits, w, client: 2 * logits,
     "assign": lambda self, server: None,
+    "choose": lambda self, server: server.cohort,
     "refine": lambda self, server: asked_for_nothing(server.replies),
     "leaving": lambda self, delta, client: delta,
     "average": lambda self, server: server.params,

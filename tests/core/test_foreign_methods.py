@@ -286,8 +286,8 @@ def test_an_error_comes_back_from_a_worker_where_dask_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its pickles have tracebacks and causes, here too deep for one."""
-    pickled = pytest.importorskip("tblib.pickling_support").pickle_exception
-    monkeypatch.setitem(copyreg.dispatch_table, RecipeError, pickled)
+    tblib = pytest.importorskip("tblib.pickling_support", reason="dask brings it: [cluster]")
+    monkeypatch.setitem(copyreg.dispatch_table, RecipeError, tblib.pickle_exception)
     kind = made(leaving=leaving_in_place, exclusive=frozenset({Exclusive.UPDATE}))
     with pytest.raises(RecipeError, match="leaving changes in place"):
         run(kind, monkeypatch, engine="sequential", workers=2)

@@ -224,6 +224,8 @@ NOWHERE: list[tuple[str, Any, Exclusive | None, dict[str, Any]]] = [
     ),
     ("step", lambda self, server: Change(params={}), Exclusive.SERVER_STEP, {}),
     # Weights go by the samples of training. `average` and `weigh` may change them.
+    ("refine", refining("distinct", lambda _: torch.tensor([0, 99])), Exclusive.REFINEMENT, ASKS),
+    ("refine", refining("distinct", lambda _: [0]), Exclusive.REFINEMENT, ASKS),
     ("refine", refining("n", lambda n: 2 * n), Exclusive.REFINEMENT, ASKS),
     ("refine", refining("n", lambda n: n.tolist()), Exclusive.REFINEMENT, ASKS),
     # What no engine can stack, or store.

@@ -53,17 +53,16 @@ def test_the_seed_decides_and_nothing_else():
     assert np.array_equal(hold_out(LABELS, 0.1, 0, 3).validation, first.validation)
 
 
-def test_a_validation_split_of_no_sample_is_refused():
-    with pytest.raises(UserError, match=r"validation = 0\.0001 is refused; allowed: 0, or a share"):
-        hold_out(LABELS, 0.0001, 0, seed=0)
-
-
-@pytest.mark.parametrize("value", [9, 491, 501])
-def test_refused_public(value):
-    with pytest.raises(
-        UserError, match=re.escape(f"public = {value!r} is refused; allowed: 10 to 490 (")
-    ):
-        hold_out(LABELS, 0, value, seed=0)
+@pytest.mark.parametrize(
+    ("validation", "public", "words"),
+    [
+        (0.0001, 0, "validation = 0.0001 is refused; allowed: 0, or a share"),  # of no sample
+        *((0, n, f"public = {n} is refused; allowed: 10 to 490 (") for n in (9, 491, 501)),
+    ],
+)
+def test_refused(validation, public, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        hold_out(LABELS, validation, public, seed=0)
 
 
 def test_the_largest_public_set_leaves_one_sample_of_the_rarest_class():

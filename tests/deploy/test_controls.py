@@ -38,6 +38,28 @@ def test_what_only_a_simulation_may_do_is_not_deployed(
         settings.terms(deployment, recipe, federation.network(), federation.federation().public)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "values", "why"),
+    [
+        ("krum", {"f": 1}, "quorum: 'krum': f = 1, m = 1 of 3 clients"),
+        ("trimmed_mean", {"beta": 0.3}, "quorum: 'trimmed_mean': beta = 0.3 of 3 clients"),
+    ],
+)
+def test_a_quorum_of_too_few_silos_for_the_method_is_refused(
+    recipe: str, values: dict[str, object], why: str
+) -> None:
+    """Else a silo that leaves would turn Krum, or a trimmed mean, into something weaker."""
+    train = {"recipe": recipe, "settings": {recipe: values}, "client_num_in_total": 5}
+    for quorum in (0, 4, 3):
+        written = {"train_args": train, "comm_args": {"quorum": quorum}}
+        deployment = settings.check(written, "test")
+        if quorum == 3:
+            with pytest.raises(UserError, match=why):
+                settings.terms(deployment, recipe, federation.network())
+        else:
+            settings.terms(deployment, recipe, federation.network())
+
+
 def test_a_shard_replaced_by_an_attack_keeps_the_shared_samples() -> None:
     """FedML's poisoning gives a silo another shard; the shared part is the server's to give."""
     deployment = settings.check({"train_args": {"recipe": "datasharing"}}, "test")

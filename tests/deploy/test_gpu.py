@@ -37,7 +37,7 @@ def faked(shard: Shard) -> dict[str, Samples]:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "methods"), thinned(DEPLOYED_ALONE.values(), 1, 12), ids=DEPLOYED_ALONE
+    ("recipe", "methods"), thinned(DEPLOYED_ALONE.values(), 1, 24), ids=DEPLOYED_ALONE
 )
 def test_no_method_mixes_devices(
     recipe: str, methods: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch

@@ -110,9 +110,13 @@ def test_lost_processes_and_late_answers(recipe, methods, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["scaffold+fnr", "scaffold+fnr+rfedavg_plus+ccn", "datasharing+moon+ccn+fednlr"]
+    ("recipe", "seed"),
+    [
+        ("scaffold+fnr", 0),
+        ("scaffold+fnr+rfedavg_plus+ccn", 1),
+        ("datasharing+moon+ccn+fednlr", 2),
+    ],
 )
-@pytest.mark.parametrize("seed", range(3))
 def test_compositions_with_a_cohort(recipe, seed, tmp_path):
     assert recipe in DEPLOYED
     federation = Federation(recipe, table(recipe), tmp_path, cohort=2, rounds=6)

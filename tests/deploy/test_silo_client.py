@@ -211,7 +211,7 @@ def asked(idle: Idle, schema: dict) -> Future:
     [
         (wire.RefusedError("set back", "set back").below(source="/own/file"), "set back"),
         (UserError("/own/memory: can't be written"), "it can't answer; its own log says why"),
-        (UserError("is no\nfile", where=("own",), value="/own/x"), "it can't answer; its own log"),
+        (UserError("is no\nfile", path=("own",), value="/own/x"), "it can't answer; its own log"),
     ],
 )
 def test_a_silo_that_can_not_answer_says_so_without_its_paths_and_stays(idle, caplog, error, heard):

@@ -69,6 +69,53 @@ def test_alie_needs_as_many_supporters_as_make_a_majority(m: int, b: int, share:
     torch.testing.assert_close(lie, expected.expand(b, 3))
 
 
+@pytest.mark.parametrize("on", ENGINES, ids=str)
+def test_two_rounds_of_scaffold_whose_control_variates_lie_too(on: tuple[str, int]) -> None:
+    """One full step: dc_i = -c - delta_i / lr. Attackers send 7 times both, and keep true c_i."""
+    who = attackers("scale", gamma=7.0)
+    simulation = hand.simulation("scaffold", {}, on, attackers=who)
+    w = hand.flat(simulation.loop.state.params)
+    c, c_i = 0 * w, np.zeros((6, len(w)))
+    for _ in range(2):
+        d = hand.deltas(w) + hand.LR * (c_i - c)
+        dc = -c - d / hand.LR
+        c_i += dc
+        for sent in (d, dc):
+            sent[LIARS] *= 7
+        w, c = w + d.mean(0), c + dc.mean(0)
+    np.testing.assert_allclose(hand.flat(simulation.run().params), w, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        hand.flat(simulation.loop.state.slices["scaffold"]["c"]), c, rtol=1e-9, atol=1e-11
+    )
+
+
+@pytest.mark.parametrize("kind", ["scale", "label_flip"])
+def test_claimed_samples_weigh_more(kind: str) -> None:
+    """Attackers that say to have 5 times their samples, with an honest update."""
+    options = {"gamma": 1.0} if kind == "scale" else {}
+    who = Attackers(kind, options, (1, 4), seed=3, n_factor=5)
+    simulation = hand.simulation("fedavg", {}, ("sequential", 1), attackers=who, memory_mb=0)
+    w = hand.flat(simulation.loop.state.params)
+    weights = N_K * np.where(np.isin(range(6), LIARS), 5, 1)
+    for _ in range(2):
+        w = w + weights / weights.sum() @ hand.deltas(w)
+    np.testing.assert_allclose(hand.flat(simulation.run().params), w, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_uploads_with_a_range_stay_honest(kind: str) -> None:
+    """FedProto's counts have one, its sums of features have none."""
+    replies = []
+    for who in (None, attackers(kind.partition(",")[0], **OPTIONS[kind])):
+        seen = Sent()
+        federation.run("fedproto", attackers=who, callbacks=[seen], cohort=6, rounds=1)
+        replies.append(seen.upload["fedproto"])
+    honest, lied = replies
+    assert torch.equal(honest["counts"], lied["counts"])
+    assert torch.equal(honest["C"][HONEST], lied["C"][HONEST])
+    assert not torch.equal(honest["C"][LIARS], lied["C"][LIARS])
+
+
 def test_gaussian_lies_are_numbers_of_this_deviation_anew_in_each_round() -> None:
     who = attackers("gaussian", sigma=0.3)
     zero = torch.zeros(6, 4000)
@@ -85,7 +132,8 @@ class Sent(Callback):
     """Keeps the updates of the last exchange."""
 
     def on_exchange(self, exchange: Exchange) -> None:
-        self.deltas = {key: leaf.clone() for key, leaf in exchange.reply.deltas.items()}
+        self.deltas, self.upload = exchange.reply.deltas, exchange.reply.upload
+        self.deltas = {key: leaf.clone() for key, leaf in self.deltas.items()}
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -139,7 +187,7 @@ def test_updates_are_held_where_somebody_lies_about_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "acts"), [("fedavg", True), ("centralised", False), ("fedproto", False)]
+    ("recipe", "acts"), [("fedavg", True), ("centralised", False), ("fedproto", True)]
 )
 def test_a_run_says_who_attacks_and_where_that_has_no_effect(recipe: str, acts: bool) -> None:
     simulation = federation.simulation(recipe, attackers=attackers("sign_flip", factor=5.0))

@@ -73,21 +73,24 @@ def test_an_evaluated_model_is_stored_where_it_is_another(
     assert federation.equal(resumed.run(), federation.run(recipe, rounds=ROUNDS))
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(path: Path) -> None:
+RECIPE = r"recipe 'fedavg'.*this run has recipe"
+
+
+@pytest.mark.parametrize(
+    ("other", "how", "words"),
+    [
+        ("fedavg", {"fingerprint": "two"}, "another configuration.*'one'.*'two'"),
+        ("fedavg", {"batch_norm": True}, "another model"),
+        ("scaffold", {}, f"{RECIPE} 'scaffold'"),
+        ("fedprox", {}, f"{RECIPE} 'fedprox'"),  # which has the same tensors
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    other: str, how: dict[str, Any], words: str, path: Path
+) -> None:
     federation.run("fedavg", checkpoint=path, fingerprint="one")
-    with pytest.raises(UserError, match=r"run\.safetensors.*another configuration.*'one'.*'two'"):
-        federation.simulation("fedavg", checkpoint=path, fingerprint="two")
-
-
-def test_a_checkpoint_of_another_model_or_recipe_is_refused(path: Path) -> None:
-    federation.run("fedavg", checkpoint=path)
-    with pytest.raises(UserError, match=r"run\.safetensors.*another model"):
-        federation.simulation("fedavg", checkpoint=path, batch_norm=True)
-    for other in ("scaffold", "fedprox"):  # FedProx has the same tensors
-        with pytest.raises(
-            UserError, match=rf"run\.safetensors.*recipe 'fedavg'.*this run has recipe '{other}'"
-        ):
-            federation.simulation(other, checkpoint=path)
+    with pytest.raises(UserError, match=rf"run\.safetensors.*{words}"):
+        federation.simulation(other, checkpoint=path, **{"fingerprint": "one"} | how)
 
 
 def test_tensors_are_read_into_memory_of_their_own(tmp_path: Path) -> None:

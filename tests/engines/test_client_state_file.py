@@ -23,6 +23,7 @@ from fedml_noniid.engines import client_state_file
 from fedml_noniid.engines.client_state_file import ClientStateFile
 from fedml_noniid.engines.memory import InMemory, Memory, memory_for
 from fedml_noniid.engines.packing import flatten
+from fedml_noniid.engines.run import Outcome
 from fedml_noniid.engines.simulation import Simulation
 from tests import federation
 from tests.walks import thinned
@@ -49,6 +50,12 @@ def rows(of: Simulation) -> dict[str, torch.Tensor]:
 def path(tmp_path: Path) -> Path:
     """Of a checkpoint."""
     return tmp_path / "run.safetensors"
+
+
+@pytest.fixture(scope="module")
+def whole() -> Outcome:
+    """The end of a run that nothing stops."""
+    return made("scaffold", None, "ram").run()
 
 
 @pytest.mark.parametrize(
@@ -89,9 +96,8 @@ def test_the_sha256_is_of_every_row(path: Path) -> None:
 
 @pytest.mark.parametrize("forms", [("disk", "disk"), ("ram", "disk"), ("disk", "ram")])
 def test_a_run_goes_on_after_any_round_in_either_form(
-    forms: tuple[str, str], path: Path, tmp_path: Path
+    forms: tuple[str, str], path: Path, whole: Outcome
 ) -> None:
-    whole = made("scaffold", tmp_path / "whole").run()
     for killed_in in (1, 6, ROUNDS - 1):
         for row in made("scaffold", path, forms[0]).rounds():
             if row["round"] == killed_in:
@@ -119,7 +125,7 @@ def test_untouched_clients_take_no_space_and_a_checkpoint_33_bytes_each(tmp_path
     sizes = []
     for n in (10, 1000):
         path = tmp_path / f"{n}.safetensors"
-        made("scaffold", path, data=federation.federation(sizes=(2,) * n), rounds=3).run()
+        made("scaffold", path, of=federation.federation(sizes=(2,) * n), rounds=3).run()
         sizes.append(path.stat().st_size)
         assert path.with_suffix(".memory").stat().st_blocks * 512 <= 6 * 2 * 4096
     assert np.isclose(sizes[1] - sizes[0], 33 * 990, rtol=0, atol=100)
@@ -192,28 +198,25 @@ def killed(arm: Callable[[pytest.MonkeyPatch], None], path: Path, **how: Any) ->
     ],
 )
 def test_a_kill_anywhere_loses_nothing(
-    arm: Callable[[pytest.MonkeyPatch], None], path: Path, tmp_path: Path
+    arm: Callable[[pytest.MonkeyPatch], None], path: Path, whole: Outcome
 ) -> None:
     """Inside a row, before a sync, around the rename of a checkpoint."""
-    whole = made("scaffold", tmp_path / "whole").run()
     killed(arm, path)
     assert federation.equal(made("scaffold", path).run(), whole)
 
 
-def test_a_kill_beside_worker_processes_loses_nothing(path: Path) -> None:
+def test_a_kill_beside_worker_processes_loses_nothing(path: Path, whole: Outcome) -> None:
     """They have the file open, and live on for a moment."""
     how: dict[str, Any] = {"engine": "sequential", "workers": 2}
     killed(exits_in("replace", 5), path, **how)
-    wanted = made("scaffold", None, "ram").run()
-    assert federation.equal(made("scaffold", path, **how).run(), wanted)
+    assert federation.equal(made("scaffold", path, **how).run(), whole)
 
 
 @pytest.mark.parametrize("full_from", [1, 2, 9, 22])
 def test_a_full_disk_keeps_the_last_round(
-    full_from: int, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    full_from: int, path: Path, whole: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, sync = made("scaffold", tmp_path / "whole").run(), os.fsync
-    count = itertools.count(1)
+    sync, count = os.fsync, itertools.count(1)
 
     def full(file: int) -> None:
         if next(count) >= full_from:

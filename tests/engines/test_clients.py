@@ -61,7 +61,7 @@ def test_a_client_without_samples_is_refused() -> None:
     of = federation.federation()
     of.clients[2] = np.empty(0, dtype=np.int64)
     with pytest.raises(UserError, match=r"client 2 has no samples"):
-        federation.simulation("fedavg", data=of)
+        federation.simulation("fedavg", of=of)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_loss_that_is_not_finite_names_client_and_round(
     first = next(t for t in range(1, 99) if 2 in draw_cohort(3, t, 6, 2))
     assert first > 1, "the example has rounds without the client"
     simulation = federation.simulation(
-        recipe, data=poisoned, engine=engine, cohort=2, rounds=first + 2
+        recipe, of=poisoned, engine=engine, cohort=2, rounds=first + 2
     )
     with pytest.raises(
         NonFiniteError, match=rf"round {first}, client 2: loss, update or memory is not finite"
@@ -92,23 +92,30 @@ def test_a_loss_that_is_not_finite_names_client_and_round(
     assert len(simulation.loop.rows) == first - 1
 
 
-@ENGINES
-def test_an_update_that_is_not_finite_stops_the_run(engine: str) -> None:
-    """The loss of the last step is still finite; the step after it is not."""
-    with pytest.raises(NonFiniteError, match=r"round 1, client \d: loss, update or memory"):
-        federation.run("fedavg", lr=1e38, epochs=1, engine=engine)
+UPDATE = r"round 1, client \d: loss, update or memory"
 
 
-def test_a_server_step_that_is_not_finite_stops_the_run() -> None:
-    with pytest.raises(NonFiniteError, match=r"round 1, server"):
-        federation.run("fednnnn", {"fednnnn": {"beta": 1e38}}, lr=100.0)
+@pytest.mark.parametrize(
+    ("recipe", "settings", "how", "words"),
+    [
+        # The loss of the last step is still finite; the step after it is not.
+        ("fedavg", {}, {"lr": 1e38, "epochs": 1, "engine": "sequential"}, UPDATE),
+        ("fedavg", {}, {"lr": 1e38, "epochs": 1, "engine": "vectorized"}, UPDATE),
+        ("fednnnn", {"fednnnn": {"beta": 1e38}}, {"lr": 100.0}, "round 1, server"),
+    ],
+)
+def test_an_update_or_server_step_that_is_not_finite_stops_the_run(
+    recipe: str, settings: dict[str, Any], how: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(NonFiniteError, match=words):
+        federation.run(recipe, settings, **how)
 
 
 def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Federation) -> None:
     """rFedAvg's delta_0 of client 2 is NaN before it ever trains: it must not reach the others
     unnoticed."""
     with pytest.raises(NonFiniteError, match=r"round [01], client 2"):
-        federation.run("rfedavg", data=poisoned, cohort=6)
+        federation.run("rfedavg", of=poisoned, cohort=6)
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,7 @@ def test_a_test_loss_that_is_not_finite_stops_the_run(recipe: str, named: str) -
     """Of the model of all, or of a client's own. The test is due after round 2."""
     of = federation.federation()
     of.test.x[:] = torch.nan
-    made = federation.simulation(recipe, data=of, evaluate_every=2)
+    made = federation.simulation(recipe, of=of, evaluate_every=2)
     with pytest.raises(NonFiniteError, match=named):
         made.run()
     assert len(made.loop.rows) == 1

@@ -84,7 +84,7 @@ def test_engines_agree(recipe: str, form: str) -> None:
     """1 to 12 samples in batches of 4: clients differ in steps, and last batches are short."""
     outcomes, states = [], []
     for engine in ("sequential", "vectorized"):
-        run = simulation(recipe, data=skewed(form), augment=True, engine=engine)
+        run = simulation(recipe, of=skewed(form), augment=True, engine=engine)
         outcomes.append(run.run())
         states.append(
             flatten({"state": run.loop.state.slices, "memory": run.engine.clients.memory.whole()})
@@ -98,15 +98,13 @@ def test_engines_agree(recipe: str, form: str) -> None:
 @pytest.mark.parametrize("form", ["level", "equal", "space"])
 @pytest.mark.parametrize("recipe", ["scaffold+fnr+rfedavg_plus+ccn", "centralised"])
 def test_sigma_0_is_no_noise_to_the_bit(recipe: str, form: str, engine: str) -> None:
-    found = simulation(recipe, data=skewed(form, 0.0), engine=engine).run()
-    assert federation.equal(
-        found, simulation(recipe, data=federation.images(), engine=engine).run()
-    )
+    found = simulation(recipe, of=skewed(form, 0.0), engine=engine).run()
+    assert federation.equal(found, simulation(recipe, of=federation.images(), engine=engine).run())
 
 
 def test_evaluation_is_neither_augmented_nor_noisy() -> None:
     """A model that does not move is evaluated on the same images in each round."""
-    run = simulation("fedavg", data=skewed(), augment=True, lr=1e-30)
+    run = simulation("fedavg", of=skewed(), augment=True, lr=1e-30)
     out = run.run()
     net = network()
     from fedml_noniid.engines.evaluation import evaluate

@@ -33,7 +33,8 @@ class Shuffled:
     def answer(self, ask: Ask, round_: int) -> Reply:
         reply = self.engine.answer(ask, round_)
         order = torch.randperm(len(reply.clients), generator=self.generator)
-        parts = {key: of for key, of in vars(reply).items() if key != "clients"}
+        parts = {key: leaves for key, leaves in vars(reply).items() if key != "clients"}
+        assert parts.pop("distinct") is None, "a method that needs sums has no buckets"
         return Reply(tuple(reply.clients[i] for i in order.tolist()), **row(parts, order))
 
 

@@ -75,7 +75,7 @@ def test_the_cosine_of_each_client_with_the_next_global_model() -> None:
 def test_groups_of_layers_have_lengths_of_their_own() -> None:
     """Of a model with both kinds: the squares of the groups' lengths add up to the whole's."""
     net = cnn((1, 6, 6), federation.N_CLASSES, channels=2, hidden=4)
-    (row,) = federation.run("fedavg", data=federation.images(), model=net, rounds=1).rows
+    (row,) = federation.run("fedavg", of=federation.images(), model=net, rounds=1).rows
     whole, fc, conv = (row[f"update_norm_server{group}"] for group in ("", "_fc", "_conv"))
     assert fc**2 + conv**2 == pytest.approx(whole**2, rel=1e-9)
     assert min(fc, conv) > 0

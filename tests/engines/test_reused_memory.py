@@ -91,7 +91,7 @@ def test_a_method_that_keeps_updates_sees_those_of_the_last_round(
 ) -> None:
     kind, seen = keeper()
     monkeypatch.setitem(METHODS, "keeps", kind)
-    simulation = federation.simulation("keeps", data=OF, cohort=COHORT, **how)
+    simulation = federation.simulation("keeps", of=OF, cohort=COHORT, **how)
     evaluated: list[tuple[Tree, Tree]] = []
     for _ in simulation.rounds():
         found = simulation.loop.evaluated

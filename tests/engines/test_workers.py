@@ -18,13 +18,14 @@ import torch
 from fedml_noniid.contract import checks
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import Tree
+from fedml_noniid.engines import forks, sequential
 from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 from fedml_noniid.engines.workers import Workers, portion
 from fedml_noniid.models import build
 from tests import federation
-from tests.processes import alive
+from tests.processes import alive, until
 from tests.walks import thinned
 
 
@@ -33,7 +34,7 @@ def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: A
     return federation.simulation(
         recipe,
         settings,
-        data=of,
+        of=of,
         model=build("cnn", (1, 6, 6), 3, {"channels": 2, "hidden": 4}),
         workers=workers,
         **options,
@@ -82,26 +83,19 @@ def test_processes_end_with_the_simulation() -> None:
 
 def test_processes_in_the_middle_of_their_work_end_too() -> None:
     """They would not look at their pipe for a minute; those of items side by side end likewise."""
-    code = """
-import time
-from fedml_noniid.engines import sequential
-from tests.engines.test_workers import simulation
-sequential.train = lambda *_: time.sleep(60)
-simulation("fedavg").run()
-"""
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
-        tasks, end = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + 60
-        while (
-            len(ids := [int(word) for word in tasks.read_text().split()]) < 3
-            and time.monotonic() < end
-        ):
-            time.sleep(0.05)
-        assert len(ids) == 3
-        process.kill()
-    end = time.monotonic() + 10
-    while any(alive(pid) for pid in ids) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in ids)
+    forks.settle()
+    process = os.fork()
+    if process == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sequential, "train", lambda *_: time.sleep(60))
+            simulation("fedavg").run()
+        os._exit(1)
+    tasks = Path(f"/proc/{process}/task/{process}/children")
+    until(lambda: len(tasks.read_text().split()) == 3)
+    ids = [int(word) for word in tasks.read_text().split()]
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    until(lambda: not any(alive(pid) for pid in ids), seconds=10)
 
 
 def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
@@ -135,13 +129,13 @@ def test_a_backward_pass_before_the_run_is_no_failure() -> None:
     code = """
 import torch
 from tests.engines.test_workers import simulation
-from tests.walks import thinned
 torch._C._ensureCUDADeviceGuardSet()
 torch.ones((), requires_grad=True).backward()
 made = simulation("moon", workers=2, rounds=1)
 made.run()
 assert type(made.engine).__name__ == "Sequential"
 """
+    # A process of its own: torch counts the GPUs in the first backward pass.
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 

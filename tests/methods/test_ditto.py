@@ -50,7 +50,7 @@ def test_running_statistics_are_those_of_its_own_passes(engine: str) -> None:
     of = federation.federation(torch.float64, sizes=(8,))
     settings = {"ditto": {"lam": 0.0}}
     ran = federation.run(
-        "ditto", settings, data=of, cohort=1, engine=engine, dtype=torch.float64, batch_norm=True
+        "ditto", settings, of=of, cohort=1, engine=engine, dtype=torch.float64, batch_norm=True
     )
     for part, tree in (("params", ran.params), ("buffers", ran.buffers)):
         for name, leaf in tree.items():
@@ -59,7 +59,9 @@ def test_running_statistics_are_those_of_its_own_passes(engine: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["ditto", "apfl", "finetune", "fedrod"])
-@pytest.mark.parametrize("others", ["", "+scaffold"])
+@pytest.mark.parametrize(
+    ("others", "engine"), [("", "sequential"), ("+scaffold", "vectorized")], ids=["", "+scaffold"]
+)
 def test_the_global_model_is_that_of_the_recipe_without_it(
     recipe: str, others: str, engine: str
 ) -> None:

@@ -126,7 +126,7 @@ def before(
 def test_when_clients_cancel(scale: float, variant: str) -> None:
     """N = 0, "return w_t as is": the normalised term is dropped, and d = gamma d."""
     server = update({"w": [scale, -2 * scale]}, {"w": [-scale, 2 * scale]})
-    method = FedNNNN(beta=5.0, gamma=0.5, variant=variant)  # type: ignore[arg-type]
+    method = FedNNNN(beta=5.0, gamma=0.5, variant=variant)
     d, state, measured = stepped(method, before(w=[1.0, 3.0]), server)
     assert d["w"].tolist() == state["d"]["w"].tolist()
     assert d["w"].tolist() == ([0.0, 0.0] if variant == "norm_norm" else [0.5, 1.5])

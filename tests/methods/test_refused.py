@@ -71,14 +71,6 @@ CLASHES: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words"), [(recipe, words) for words, of in CLASHES.items() for recipe in of]
-)
-def test_methods_that_do_not_compose(recipe: str, words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        registry.build(recipe, {}, SETTING)
-
-
 @pytest.mark.parametrize("method", ["scaffold", "fedcm"])
 def test_a_step_size_of_the_server_is_a_server_step(method: str) -> None:
     """With their defaults SCAFFOLD and FedCM leave the step to others."""
@@ -86,25 +78,6 @@ def test_a_step_size_of_the_server_is_a_server_step(method: str) -> None:
         registry.build(f"{method}+{other}", {}, SETTING)
         with pytest.raises(RecipeError, match=SERVER):
             registry.build(f"{method}+{other}", {method: {"server_lr": 0.5}}, SETTING)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "settings"),
-    [
-        ("feddyn_authors+sgdm_local", {"feddyn_authors": {"clip": 0.0}}),  # no clip, no optimiser
-        ("sgdm+sgdm_server", {}),
-        ("fednnnn+sgdm_local", {}),
-        ("scaffold_i+sgdm_local", {}),
-        ("fedrep+scaffold_i", {}),
-        ("centralised", {}),
-        *(
-            (f"fed3r+{other}", {"fed3r": {"fine_tune": True}})
-            for other in ("scaffold", "linear_probe", "fnr")
-        ),
-    ],
-)
-def test_methods_that_compose(recipe: str, settings: dict[str, Any]) -> None:
-    registry.build(recipe, settings, SETTING)
 
 
 LOCAL: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
@@ -174,14 +147,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "options", "words"), OPTIONS)
-def test_options_that_contradict_each_other(
-    method: str, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(RecipeError, match=f"{method}.*{words}"):
-        registry.build(method, {method: options}, SETTING)
-
-
 PUBLIC = "needs a public split, but public is 0"
 SETTINGS: list[tuple[str, dict[str, Any], Setting, str]] = [
     *(
@@ -196,23 +161,42 @@ SETTINGS: list[tuple[str, dict[str, Any], Setting, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "options", "setting", "words"), SETTINGS)
-def test_federations_that_a_method_cannot_have(
-    method: str, options: dict[str, Any], setting: Setting, words: str
+@pytest.mark.parametrize(
+    ("recipe", "settings", "setting", "words"),
+    [
+        *((recipe, {}, SETTING, words) for words, of in CLASHES.items() for recipe in of),
+        *((name, {name: of}, SETTING, f"{name}.*{words}") for name, of, words in OPTIONS),
+        *((name, {name: of}, setting, words) for name, of, setting, words in SETTINGS),
+    ],
+)
+def test_what_does_not_compose(
+    recipe: str, settings: dict[str, Any], setting: Setting, words: str
 ) -> None:
+    """Methods, options of one, and options in a federation."""
     with pytest.raises(RecipeError, match=words):
-        registry.build(method, {method: options}, setting)
+        registry.build(recipe, settings, setting)
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "setting"),
+    ("recipe", "settings", "setting"),
     [
+        # no clip, no optimiser
+        ("feddyn_authors+sgdm_local", {"feddyn_authors": {"clip": 0.0}}, SETTING),
+        *(
+            (recipe, {}, SETTING)
+            for recipe in (
+                *("sgdm+sgdm_server", "fednnnn+sgdm_local", "scaffold_i+sgdm_local"),
+                *("fedrep+scaffold_i", "centralised"),
+            )
+        ),
+        *(
+            (f"fed3r+{other}", {"fed3r": {"fine_tune": True}}, SETTING)
+            for other in ("scaffold", "linear_probe", "fnr")
+        ),
         *((method, {}, Setting(3, 3, deployed=True)) for method in FAMILY),
-        *((method, DP, Setting(3, 3)) for method in FAMILY),
+        *((method, {method: DP}, Setting(3, 3)) for method in FAMILY),
         *((method, {}, Setting(3, 1)) for method in FAMILY),
     ],
 )
-def test_federations_that_a_method_can_have(
-    method: str, options: dict[str, Any], setting: Setting
-) -> None:
-    registry.build(method, {method: options}, setting)
+def test_what_composes(recipe: str, settings: dict[str, Any], setting: Setting) -> None:
+    registry.build(recipe, settings, setting)

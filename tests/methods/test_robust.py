@@ -25,7 +25,8 @@ from tests.methods.softmax import ENGINES, N_K, Array
 def krum(x: Array, f: int, m: int) -> Array:
     squares = ((x[:, None] - x) ** 2).sum(2)
     scores = [np.sort(np.delete(squares[k], k))[: len(x) - f - 2].sum() for k in range(len(x))]
-    return x[np.argsort(scores, kind="stable")[:m]].mean(0)
+    mean: Array = x[np.argsort(scores, kind="stable")[:m]].mean(0)
+    return mean
 
 
 def rfa(x: Array, alpha: Array, steps: int) -> Array:
@@ -74,16 +75,52 @@ def test_three_rounds_of_centred_clipping(on: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("on", ENGINES, ids=str)
-def test_a_median_of_buckets(on: tuple[str, int]) -> None:
-    """Three full buckets of two: the mean over copies is that over buckets."""
-    simulation = hand.simulation("bucketing+median", {}, on)
+@pytest.mark.parametrize(
+    ("name", "options", "by_hand"),
+    [("median", {}, lambda x: np.median(x, 0)), ("krum", {"f": 0}, lambda x: krum(x, 0, 1))],
+)
+def test_a_rule_over_three_buckets_of_two(
+    name: str, options: dict[str, Any], by_hand: Callable[[Array], Array], on: tuple[str, int]
+) -> None:
+    simulation = hand.simulation(f"bucketing+{name}", {name: options}, on)
     w = hand.flat(simulation.loop.state.params)
     for t in (1, 2):
         key = fold(simulation.loop._server(t, ()).keys, identity(Bucketing()))
         draws = [float(uniform(fold(key, client), 1)) for client in range(6)]
         pairs = np.argsort(draws).reshape(3, 2)
-        w = w + np.median(hand.deltas(w)[pairs].mean(1), 0)
+        w = w + by_hand(hand.deltas(w)[pairs].mean(1))
     np.testing.assert_allclose(hand.flat(simulation.run().params), w, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "options"), [("krum", {"f": 1, "m": 2}), ("median", {})])
+def test_a_rule_sees_each_bucket_once_also_a_smaller_one(
+    name: str, options: dict[str, Any]
+) -> None:
+    """11 clients in buckets of 3, 3, 3 and 2: Krum's neighbours are among four rows."""
+    x = torch.randn(11, 5, generator=torch.Generator().manual_seed(2)).double()
+    server = _server(x)
+    order = np.argsort([float(uniform(fold(server.key, k), 1)) for k in range(11)])
+    means = np.array([x.numpy()[order[i : i + 3]].mean(0) for i in (0, 3, 6, 9)])
+    rule: Any = registry.method(name)(**options)
+    result = rule.average(replace(server, replies=Bucketing(s=3).refine(server)))["w"]
+    expected = krum(means, 1, 2) if name == "krum" else np.median(means, 0)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("krum", {"f": 1}, "f = 1, m = 1 of 3 clients or buckets"),
+        ("krum", {"f": 0, "m": 4}, "f = 0, m = 4 of 3 clients or buckets"),
+        ("trimmed_mean", {"beta": 0.2}, "beta = 0.2 of 3 clients or buckets trims nobody"),
+    ],
+)
+def test_too_few_buckets_for_a_rule_are_refused_in_the_first_round(
+    name: str, options: dict[str, Any], words: str
+) -> None:
+    simulation = hand.simulation(f"bucketing+{name}", {name: options}, ENGINES[0])
+    with pytest.raises(RecipeError, match=words):
+        next(simulation.rounds())
 
 
 def test_a_client_that_is_missing_moves_no_other_to_another_place_of_the_shuffle() -> None:
@@ -99,7 +136,7 @@ def _buckets(server: Server, clients: tuple[int, ...]) -> list[int]:
     x = torch.tensor([[2.0**client] for client in clients])
     part = replace(server.replies, clients=clients, deltas={"w": x}, buffers={})
     means = Bucketing(s=2).refine(replace(server, replies=part)).deltas["w"].flatten()
-    key, sizes = server.key, {}
+    key, sizes = server.key, dict[int, list[float]]()
     order = sorted(clients, key=lambda client: float(uniform(fold(key, client), 1)))
     for i, client in enumerate(order):
         sizes.setdefault(i // 2, []).append(2.0**client)
@@ -120,11 +157,12 @@ def _server(x: torch.Tensor, statistics: torch.Tensor | None = None) -> Server:
     omega = torch.ones(m, dtype=torch.float64)
     task: Task = None  # type: ignore[assignment]  # no rule reads it
     keys = torch.tensor(7)
-    more = {"state": state, "start": w, "replies": reply, "omega": omega, "keys": keys}
-    return Server(task, w, old, 1, m, **more)
+    more: dict[str, Any] = {"state": state, "start": w, "replies": reply}
+    more |= {"omega": omega, "keys": keys}
+    return Server(task, w, old, 1, m, cohort=reply.clients, **more)
 
 
-ROBUST = {
+ROBUST: dict[str, dict[str, Any]] = {
     "median": {},
     "trimmed_mean": {"beta": 0.3},
     "krum": {"f": 3},
@@ -137,7 +175,8 @@ ROBUST = {
 def test_f_of_n_arbitrary_clients_move_a_rule_by_a_bounded_way(name: str) -> None:
     """3 of 11 clients send the largest numbers there are, in the update or in running statistics.
     The result stays near the honest clients'; their mean goes away."""
-    rule, rng = registry.method(name)(**ROBUST[name]), torch.Generator().manual_seed(0)
+    rule: Any = registry.method(name)(**ROBUST[name])
+    rng = torch.Generator().manual_seed(0)
     x, var = (torch.randn(11, 5, generator=rng).double() for _ in range(2))
     for size in (1e3, 1e9, 1e15):
         for lies_in in ("w", "var"):
@@ -153,8 +192,8 @@ def test_f_of_n_arbitrary_clients_move_a_rule_by_a_bounded_way(name: str) -> Non
 @pytest.mark.parametrize("name", [*ROBUST, "bucketing"])
 def test_the_order_of_clients_does_not_matter(name: str) -> None:
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).double()
-    rule, order = registry.method(name)(**ROBUST.get(name, {})), [3, 6, 0, 5, 1, 4, 2]
-    server = _server(x)
+    rule: Any = registry.method(name)(**ROBUST.get(name, {}))
+    order, server = [3, 6, 0, 5, 1, 4, 2], _server(x)
     if name == "bucketing":  # draws go by the client's number, so these move with the rows
         moved = replace(server.replies, clients=tuple(order), deltas={"w": x[order]})
         a, b = (rule.refine(replace(server, replies=r)) for r in (server.replies, moved))
@@ -192,7 +231,7 @@ def test_it_needs_models_so_secure_sums_are_refused(name: str) -> None:
 
 
 REFUSED = [
-    ("krum", {"f": 4}, 6, "f of at most the clients in a round - 3"),
+    ("krum", {"f": 4}, 6, "f of at most the clients .or buckets. in a round - 3"),
     ("krum", {"f": 1, "m": 6}, 6, "m of at most these - f"),
     ("krum", {}, 3, "'krum': f = 1, m = 1 of 3 clients"),
     ("trimmed_mean", {}, 4, "trims nobody"),

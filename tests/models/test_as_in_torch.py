@@ -632,7 +632,7 @@ def test_torchvisions_architectures_train_as_in_torch(
     """Without dropout, in float64: batch norms of few numbers magnify rounding, so that float32
     says nothing about many of them, in plain torch either."""
     monkeypatch.setattr(own_code, "_registered", {})  # it would keep all networks in memory
-    models = pytest.importorskip("torchvision").models
+    models = pytest.importorskip("torchvision", reason="torchvision is not installed").models
     options: dict[str, Any] = {"googlenet": {"aux_logits": False}}.get(name, {})
     if name.startswith("vit"):
         options = {"image_size": 32}
@@ -646,7 +646,7 @@ def test_torchvisions_architectures_train_as_in_torch(
     of = federation.Federation(data, clients, data, data)
     built = build(name_of(net), (3, 32, 32), CLASSES)
     how: dict[str, Any] = {"rounds": 2, "epochs": 1, "cohort": 2, "batch_size": 20, "lr": 1e-3}
-    found = federation.run("fedavg", data=of, model=built, dtype=torch.float64, **how)
+    found = federation.run("fedavg", of=of, model=built, dtype=torch.float64, **how)
     rows = [client.tolist() for client in clients]
     expected = in_torch(net.double(), x, y, rows, 1e-3)
     for leaf_name, leaf in expected.named_parameters():

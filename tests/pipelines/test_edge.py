@@ -50,7 +50,7 @@ def test_another_error_stays_what_it_is() -> None:
     not Path("/dev/full").exists(), reason="only Linux has a device that is always full"
 )
 def test_an_output_on_a_full_disk(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedml_noniid", "methods"]
+    command = [sys.executable, "-m", "fedml_noniid", "--version"]  # imports no torch
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             command,

@@ -21,8 +21,6 @@ from fedml_noniid.pipelines.experiment.measuring import _by_class, _confusion, f
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from tests.pipelines.small import run_stages
 
-# A warning of mlflow's own use of SQLAlchemy.
-
 KEY = "natural-fedavg-0"
 
 

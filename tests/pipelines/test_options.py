@@ -101,13 +101,13 @@ def test_wrong_options_are_named(name: str) -> None:
         for value in (*wrong(hint), *large):
             with pytest.raises(UserError) as error:
                 check_options(KINDS[name], {key: value})
-            first = next(one for one in error.value.mistakes if one.where[0] == key)
+            first = next(one for one in error.value.mistakes if one.path[0] == key)
             assert str(first).startswith(key) and len(str(first)) < 400
             assert first.what == MISSING or first.allowed
         with pytest.raises(UserError) as error:
             check_options(KINDS[name], {f"{key}x": 1})
         (unknown,) = [one for one in error.value.mistakes if one.what == UNKNOWN]
-        assert (unknown.where, unknown.meant) == ((f"{key}x",), key)
+        assert (unknown.path, unknown.meant) == ((f"{key}x",), key)
 
 
 def sections(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -133,7 +133,7 @@ def test_wrong_values_of_a_section_are_named(kind: type[BaseModel]) -> None:
         for value in wrong(hint):
             with pytest.raises(UserError) as error:
                 validated(kind, {key: value})
-            first = next(one for one in error.value.mistakes if one.where[:1] == (key,))
+            first = next(one for one in error.value.mistakes if one.path[:1] == (key,))
             assert str(first).startswith(key) and len(str(first)) < 600
 
 
@@ -173,7 +173,7 @@ def test_good_options_pass_and_every_mistake_is_named_at_once() -> None:
     check_options(Options, {"mu": 1, "at": [1, 2], "size": None, "folder": "anything"})
     with pytest.raises(UserError) as error:
         check_options(Options, {"gamma": 2, "size": "x", "mo": 1})
-    assert [one.where for one in error.value.mistakes] == [("mu",), ("gamma",), ("size",), ("mo",)]
+    assert [one.path for one in error.value.mistakes] == [("mu",), ("gamma",), ("size",), ("mo",)]
 
 
 def test_a_section_made_in_python_is_refused_in_the_same_words() -> None:
@@ -181,8 +181,8 @@ def test_a_section_made_in_python_is_refused_in_the_same_words() -> None:
     with pytest.raises(UserError) as error:
         LocalTraining(optimizer="adm", lr=0.1, epochs=True, batch_size=2)
     first, second = error.value.mistakes
-    assert (first.where, first.value, first.meant) == (("optimizer",), "adm", "adam")
-    assert (second.where, second.value) == (("epochs",), True)
+    assert (first.path, first.value, first.meant) == (("optimizer",), "adm", "adam")
+    assert (second.path, second.value) == (("epochs",), True)
 
 
 class Inner(Section):
@@ -229,8 +229,8 @@ def test_an_error_keeps_its_words_when_another_is_made_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where dask is imported: its copies of errors share what they hold."""
-    pickled = pytest.importorskip("tblib.pickling_support").pickle_exception
-    monkeypatch.setitem(copyreg.dispatch_table, UserError, pickled)
+    tblib = pytest.importorskip("tblib.pickling_support", reason="dask brings it: [cluster]")
+    monkeypatch.setitem(copyreg.dispatch_table, UserError, tblib.pickle_exception)
     error = UserError("wrong")
     assert (str(error.below("a", source="f")), str(error)) == ("f: a: wrong", "wrong")
 

@@ -22,8 +22,6 @@ from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from tests.pipelines.small import PARAMS, run_stages
 
-# A warning of mlflow's own use of SQLAlchemy.
-
 TEXT = (
     PARAMS.replace("[fedavg, scaffold+fnr]", "[fedavg, fedbn]")
     .replace("scaffold+fnr: {fnr: {p: 0.5}}", "fedbn: {}")

@@ -18,7 +18,16 @@ import yaml
 from fedml_noniid.cli.app import main
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment import cache, config, results, search
-from fedml_noniid.pipelines.reporting import chosen, cost, figures, pages, report, summary, tables
+from fedml_noniid.pipelines.reporting import (
+    chosen,
+    cost,
+    figures,
+    method_table,
+    pages,
+    report,
+    summary,
+    tables,
+)
 from fedml_noniid.pipelines.reporting.summary import ScenarioSummary, Spread
 from fedml_noniid.pipelines.reporting.text import NONE, plain
 from tests.files import contents
@@ -458,6 +467,17 @@ def test_recipes_that_see_public_data_are_marked(tmp_path: Path, public: str, ma
     for each in ("†", "‡"):
         assert (each in table) is (each in notes) is (each == mark)
     assert ("without their labels" in notes) is (mark == "‡")
+
+
+def test_unpaired_cohorts_are_said(tmp_path: Path) -> None:
+    write_runs(tmp_path, {"fedavg": (0.5, 0.5)})
+    write_runs(tmp_path, {"oort": (0.6, 0.6)}, tags={"cohorts": "oort chooses"})
+    scenario = sum_up(tmp_path, ["fedavg", "oort"], [0, 1])
+    notes = said(scenario)
+    assert "oort §" in plain(tables.cells(scenario)) and "§ oort: oort chooses." in notes
+    assert "the same clients in each round (but for §)" in notes
+    table = method_table.from_scenarios([("", "", scenario)], ["fedavg", "oort"], 2)
+    assert "§: chooses its clients" in repr(table) and r"oort \S" in table.to_latex()
 
 
 def test_a_leak_is_named_everywhere_and_has_no_rank(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def test_only_what_is_out_of_date_runs(
     written, locked = capfd.readouterr(), (place / "dvc.lock").read_text()
     assert "\nthe answer\n" in written.out and not without_grpc(written.err)
     assert "the table" not in written.out and "seconds/run" not in written.out
+    with Repo(str(place)) as repository:
+        assert repository.status() == {}, "the lock is that of dvc repro"
     assert main(["run", "--details"]) == 0
     assert done.ran == ["plan", "train", "report"], "a second time nothing"
     details = capfd.readouterr().out
@@ -127,12 +129,6 @@ def test_only_what_is_out_of_date_runs(
     assert main(["run"]) == 0
     assert done.ran[6:] == ["plan"], "DVC's cache has the outputs of these settings"
     assert (place / "dvc.lock").read_text() == locked
-
-
-def test_the_lock_is_that_of_dvc_repro(place: Path, done: Stages) -> None:
-    assert main(["run"]) == 0
-    with Repo(str(place)) as repository:
-        assert repository.status() == {}
 
 
 def test_outputs_that_were_deleted_come_from_dvc_s_cache(place: Path, done: Stages) -> None:

@@ -21,8 +21,6 @@ from fedml_noniid.pipelines.stages import prepare
 from fedml_noniid.pipelines.stages import tune as stage
 from fedml_noniid.pipelines.stages.tune import tune
 
-# A warning of mlflow's own use of SQLAlchemy.
-
 ROOT = Path(__file__).parents[2]
 PARAMS = """\
 # A comment at the top.

@@ -20,8 +20,6 @@ from fedml_noniid.pipelines.experiment import check, config
 from tests.data.tweets import Tweet, write
 from tests.pipelines.small import run_stages
 
-# A warning of mlflow's own use of SQLAlchemy.
-
 PARAMS = """\
 experiment: tweets
 data:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import fedml_noniid as nd
+from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.search import choosing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -168,6 +169,14 @@ def test_other_scenarios_are_made_as_before(folder: Path) -> None:
     assert "dataset.safetensors" not in names
 
 
+def test_silos_and_workers_of_a_cluster_get_data_without_the_owner(folder: Path) -> None:
+    place, settings = Workspace.from_environment(folder, {}), config.load(folder)
+    for scenario, wanted in (("all", 120), ("new", 90)):
+        data = Dataset.read(place.dataset_of(settings, scenario, 0))
+        assert len(data.train_y) + len(data.test_y) == wanted
+        assert ("ward d" in data.owner_names) == (scenario == "all")
+
+
 DATA, WHOLE = (nd.from_frame(frame, **TABLE) for frame in (OTHERS, FRAME))
 HOW: dict[str, Any] = {"partition": "natural", "clients": 2, "progress": False, "rounds": 1}
 
@@ -181,8 +190,11 @@ HOW: dict[str, Any] = {"partition": "natural", "clients": 2, "progress": False, 
         (lambda: nd.run("fedavg", DATA, unseen=[], **HOW), "unseen = [] is refused"),
         (lambda: nd.run("fedavg", DATA, unseen="ward a", **HOW), "a number of owners, or a list"),
         (lambda: WHOLE.without(["ward a"] * 2), "unseen: owner 'ward a' is named twice"),
-        (lambda: nd.run("fedavg", nd.load("digits"), unseen=1, **HOW), "is no table of classes"),
-        (lambda: nd.embed(WHOLE, "mlp").without(1), "is no table of classes"),
+        (
+            lambda: nd.run("fedavg", nd.load("digits"), unseen=1, **HOW),
+            "allowed: classes with owners, in a table",
+        ),
+        (lambda: nd.embed(WHOLE, "mlp").without(1), "allowed: classes with owners, in a table"),
         (lambda: nd.sweep(["fedavg"], DATA, over={"unseen": [1]}, **HOW), "over: unseen"),
         (lambda: nd.choose(DATA, unseen=["a"], **HOW), "choose: unseen: owner 'a' is unknown"),
         (

@@ -186,7 +186,7 @@ def test_the_test_set_stands_for_the_public_split_of_all(recipe: str) -> None:
     of, settings = federation.federation(), authors(public_data="test") | {"feddf": {"steps": 2}}
     settings = {method: settings[method] for method in recipe.split("+") if method in settings}
     nothing = federation.Federation(of.train, of.clients, of.test, None)
-    with_public, without = (federation.run(recipe, settings, data=one) for one in (of, nothing))
+    with_public, without = (federation.run(recipe, settings, of=one) for one in (of, nothing))
     assert federation.equal(with_public, without)
 
 

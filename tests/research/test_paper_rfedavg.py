@@ -30,8 +30,6 @@ from tests.pipelines.small import ROOT
 from tests.research import by_hand
 from tests.research.by_hand import is_picture, run
 
-# A warning of mlflow's own use of SQLAlchemy.
-
 
 def cells(built: Built) -> list[list[str]]:
     return list(csv.reader(io.StringIO(built.files["csv"].decode())))[1:]

@@ -89,7 +89,7 @@ def test_rfedavg_reads_the_batch_that_it_draws_with_noise() -> None:
     settings = {"rfedavg_authors": {"lam": 0.01, "L": 3}}
     a, b, clean = (
         federation.run(
-            "rfedavg_authors", settings, model=checks.images_network(), data=of, engine=engine
+            "rfedavg_authors", settings, model=checks.images_network(), of=of, engine=engine
         )
         for of, engine in (
             (skewed(), "sequential"),

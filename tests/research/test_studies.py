@@ -31,8 +31,6 @@ from research.runs import Measured
 from tests.pipelines.small import ROOT
 from tests.research import by_hand
 
-# A warning of mlflow's own use of SQLAlchemy.
-
 SETTINGS = """\
 studies:
   first:

@@ -72,14 +72,14 @@ def checked(indices: Any, n: int, name: str = "indices") -> tuple[Ints, ...]:
     """
     is_listed = isinstance(indices, Iterable) and not isinstance(indices, str | Mapping)
     if not is_listed or not (parts := list(indices)):
-        raise UserError(where=(name,), value=indices, allowed="a list of arrays, one per client")
+        raise UserError(path=(name,), value=indices, allowed="a list of arrays, one per client")
     arrays = []
     for k, part in enumerate(parts):
         positions = to_array(f"{name}[{k}]", part)
         is_whole = positions.ndim == 1 and positions.dtype.kind in "iu" and len(positions) > 0
         if not is_whole or positions.min() < 0 or positions.max() >= n:
             allowed = f"positions in the training set, whole numbers from 0 to {n - 1}"
-            raise UserError(where=(name, k), value=part, allowed=allowed)
+            raise UserError(path=(name, k), value=part, allowed=allowed)
         arrays.append(np.sort(positions).astype(np.int64))
     times = np.bincount(np.concatenate(arrays))
     if times.max() > 1:

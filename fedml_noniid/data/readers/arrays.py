@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.core.errors import MISSING, UserError
+from fedml_noniid.core.errors import MISSING, UserError, located
 from fedml_noniid.core.options import check_options
 from fedml_noniid.data.checks import known
 from fedml_noniid.data.dataset import Raw
@@ -81,14 +81,23 @@ def arrays(
     share `test_share` (0.2) of the training samples is the test set, see `user_data.cut`. Raises
     UserError for anything else.
     """
+    return replace(
+        _of_files(root, layout, test_share),
+        without=partial(_of_files, root, layout, test_share),
+    )
+
+
+def _of_files(root: Path, layout: str, test_share: float | None, unseen: Sequence[str] = ()) -> Raw:
+    """The data set of `arrays`, without the owners `unseen`."""
     parts = [_read(root / "train.npz", ("x", "y", "client", "classes"))]
     if (root / "test.npz").exists():
         parts.append(_read(root / "test.npz", ("x", "y", "client")))
-    return _raw(parts, layout, test_share)
+    return _raw(parts, layout, test_share, unseen)
 
 
-def of_named(values: Mapping[str, Any]) -> Raw:
-    """As `arrays`, of values by the names of `fedml_noniid.from_arrays`, which messages have too.
+def of_named(values: Mapping[str, Any], unseen: Sequence[str] = ()) -> Raw:
+    """As `arrays`, of values by the names of `fedml_noniid.from_arrays`, which messages have too;
+    without the owners `unseen`, whose samples it has apart.
 
     Text may be Python objects, as in pandas. UserError, also for another name, and without x and y.
     """
@@ -96,12 +105,13 @@ def of_named(values: Mapping[str, Any]) -> Raw:
     check_options(arrays, how, NAMES)
     for key in NAMES[:2]:
         if values.get(key) is None:
-            raise UserError(MISSING, where=(key,))
+            raise UserError(MISSING, path=(key,))
     parts = []
     for prefix, names in (("", TRAIN), ("test_", TEST)):
         if by_name := _by_file(values, names):
             parts.append(_complete(_Part(by_name, prefix, "owner")))
-    return _raw(parts, how.get("layout", "auto"), how.get("test_share"))
+    raw = _raw(parts, how.get("layout", "auto"), how.get("test_share"), unseen)
+    return replace(raw, without=partial(of_named, values) if raw.owner_names else None)
 
 
 def _by_file(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Array]:
@@ -122,7 +132,7 @@ def inputs_of(key: str, inputs: Mapping[Any, Any]) -> dict[str, Array]:
     """Several inputs by their names in files. UserError for names that can't be arguments."""
     for name in inputs:
         if not (isinstance(name, str) and name.isidentifier()):
-            raise UserError(where=(key,), value=name, allowed="names of letters, digits and '_'")
+            raise UserError(path=(key,), value=name, allowed="names of letters, digits and '_'")
     if not inputs:
         raise UserError(f"{key} has no input")
     return {f"{INPUT}{name}": to_array(f"{key}.{name}", inputs[name]) for name in inputs}
@@ -145,7 +155,17 @@ def _encoded_inputs(inputs: Mapping[str, Input], scaled: Collection[str], x: Any
     return torch.from_numpy(joined(inputs, scaled, arrays, INPUT))
 
 
-def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
+def _raw(
+    parts: Sequence[_Part], layout: str, test_share: float | None, unseen: Sequence[str] = ()
+) -> Raw:
+    if unseen:
+        parts, x, label, owner = _without_owners(parts, unseen)
+        raw = _raw(parts, layout, test_share)
+        assert raw.encode is not None, "arrays are encoded"
+        with located("unseen"):
+            unseen_x = raw.encode(x)
+        assert unseen_x is not None, "they are as those of training"
+        return user_data.with_unseen(raw, unseen_x, label, owner, unseen)
     names = [part.array_name("x") for part in parts]
     inputs = described(parts[0].inputs)
     for part in parts:
@@ -168,6 +188,37 @@ def _raw(parts: Sequence[_Part], layout: str, test_share: float | None) -> Raw:
     ends = torch.stack([xs[0].amin(0), xs[0].amax(0)])
     new = partial(_encoded_inputs, inputs, scaled) if inputs else partial(_encoded, ends, layout)
     return replace(raw, inputs=inputs, encode=new)
+
+
+def _without_owners(
+    parts: Sequence[_Part], names: Sequence[str]
+) -> tuple[list[_Part], Any, user_data.Labels, user_data.Labels]:
+    """(the parts without the samples of some owners; of these samples x, or the inputs by name,
+    the labels and the owners). UserError if a part is then empty."""
+    if _owners(parts) is None:
+        raise UserError("the samples have no owners")
+    classes, numbers = _labels(parts)
+    labels = [np.array(classes)[y] for y in numbers]
+    owners = [user_data.Labels.from_texts(part.arrays["client"]) for part in parts]
+    is_apart = [part.among(names) >= 0 for part in owners]
+    others = []
+    for part, y, rows in zip(parts, labels, is_apart, strict=True):
+        if rows.all():
+            raise UserError(f"{part.array_name('client')}: all are of owners that take no part")
+        arrays = {key: array[~rows] for key, array in part.arrays.items() if key != "classes"}
+        arrays["y"] = y[~rows]
+        if "classes" in part.arrays:  # the order of those that are left
+            arrays["classes"] = np.array([name for name in classes if name in arrays["y"]])
+        others.append(part._replace(arrays=arrays))
+
+    def apart(arrays: Sequence[Array]) -> Array:
+        return np.concatenate([array[rows] for array, rows in zip(arrays, is_apart, strict=True)])
+
+    inputs = {name: apart([part.inputs[name] for part in parts]) for name in parts[0].inputs}
+    x = inputs or apart([part.arrays["x"] for part in parts])
+    client = apart([np.array(part.texts)[part.number] for part in owners])
+    of_labels = user_data.Labels.from_texts
+    return others, x, of_labels(apart(labels)), of_labels(client)
 
 
 def _as_training(xs: Sequence[Tensor]) -> list[Tensor]:

@@ -125,7 +125,7 @@ def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype is not torch.uint8:
         form = f"{x.dtype} of {'x'.join(map(str, x.shape[1:]))}".removeprefix("torch.")
         allowed = f"none, as the samples are no 8-bit images but {form}"
-        raise UserError(where=("size",), value=[*shape], allowed=allowed)
+        raise UserError(path=("size",), value=[*shape], allowed=allowed)
     if tuple(x.shape[2:]) == shape:
         return x
     channels = x.flatten(0, 1).numpy()  # [n * channels, h, w]

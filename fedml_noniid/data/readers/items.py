@@ -61,11 +61,11 @@ def _arrays_of_part(
     items = _items(part, dataset)
     if label is None:
         if owner is not None:
-            raise UserError(where=("owner",), value=owner, allowed="with label, for items as dicts")
+            raise UserError(path=("owner",), value=owner, allowed="with label, for items as dicts")
         for i, item in enumerate(items):
             if not (isinstance(item, tuple | list) and len(item) == 2):
                 allowed = "(sample, label); of dicts, `label` names the key of the label"
-                raise UserError(where=(part, i), value=item, allowed=allowed)
+                raise UserError(path=(part, i), value=item, allowed=allowed)
         ys = [y for _, y in items]
         x = _samples(part, (0,), [x for x, _ in items], columns)
         return {"x": x, "y": _stacked(part, (1,), ys, NUMBERS + TEXT)}
@@ -82,7 +82,7 @@ def _arrays_of_part(
         if len(wrong):
             allowed = f"0 to {len(names) - 1}, a number of {', '.join(names)}"
             path = part, int(wrong[0]), label
-            raise UserError(where=path, value=arrays["y"][wrong[0]].item(), allowed=allowed)
+            raise UserError(path=path, value=arrays["y"][wrong[0]].item(), allowed=allowed)
     return arrays
 
 
@@ -110,7 +110,7 @@ def _samples(
     """x, or several inputs by name; `path` leads from an item to its sample."""
     if not isinstance(samples[0], Mapping):
         if columns is not None:
-            raise UserError(where=("columns",), value=columns, allowed="for samples as dicts")
+            raise UserError(path=("columns",), value=columns, allowed="for samples as dicts")
         return _stacked(part, path, samples)
     arrays = {
         name: _stacked(part, (*path, name), _column(part, path, samples, name))
@@ -127,10 +127,10 @@ def _column(part: str, path: Path, rows: Sequence[Any], key: str) -> list[Any]:
     """The values of a key. UserError for a row without it, and for one that is no dict."""
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise UserError(where=(part, i, *path), value=row, allowed=f"a dict with {key!r}")
+            raise UserError(path=(part, i, *path), value=row, allowed=f"a dict with {key!r}")
         if key not in row:
             hints = among(key, map(str, row))
-            raise UserError(f"has no {key!r}", where=(part, i, *path), **hints)
+            raise UserError(f"has no {key!r}", path=(part, i, *path), **hints)
     return [row[key] for row in rows]
 
 
@@ -151,17 +151,17 @@ def _stacked(part: str, path: Path, values: Sequence[Any], kinds: str = NUMBERS)
         first = arrays[0] if arrays else array
         if array.dtype.kind not in kinds:
             allowed = "numbers or text" if TEXT in kinds else "numbers; leave out columns of text"
-            raise UserError(where=key_path, value=value, allowed=allowed)
+            raise UserError(path=key_path, value=value, allowed=allowed)
         if _kind(array) != _kind(first):
             raise UserError(
                 f"is {array.dtype}, that of item 0 is {first.dtype}",
-                where=key_path,
+                path=key_path,
                 allowed="one type",
             )
         if array.shape != first.shape:
             raise UserError(
                 f"has shape {list(array.shape)}, that of item 0 has {list(first.shape)}",
-                where=key_path,
+                path=key_path,
                 allowed="one shape, so pad first",
             )
         arrays.append(array)

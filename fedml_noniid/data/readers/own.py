@@ -13,7 +13,9 @@ parameters are options. It returns one of these:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,23 @@ FILLED = ("root",)  # what a function may ask for
 ALLOWED = "(x, y), (x, y, test_x, test_y), a dict of such arrays, or one or two data sets of torch"
 
 
-def read(name: str, function: Callable[..., Any], root: Path, options: Mapping[str, Any]) -> Raw:
+def read(
+    name: str,
+    function: Callable[..., Any],
+    root: Path,
+    options: Mapping[str, Any],
+    unseen: Sequence[str] = (),
+) -> Raw:
     """The samples that a function returns, checked as `fedml_noniid.from_arrays` checks them.
 
-    UserError.
+    Without the owners `unseen`, whose samples it has apart: the function runs again. UserError.
     """
     asked = {"root": root} if "root" in inspect.signature(function).parameters else {}
     what = f"data set {name}"
     result = call(what, function, **asked, **options)
     with located(source=what):
-        return of_named(_named(result))
+        raw = of_named(_named(result), unseen)
+    return replace(raw, without=partial(read, name, function, root, options))
 
 
 def _named(result: Any) -> Mapping[str, Any]:

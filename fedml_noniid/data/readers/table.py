@@ -225,15 +225,7 @@ def _with_unseen(
     x = _encoded(features, (), table.marks, table.frame[full])
     assert x is not None, "a frame is encoded"
     label, owner = (taken(cells[options[key]], full) for key in ("label", "owner"))
-    n, classes = len(raw.classes), [*raw.classes, *sorted({*label.texts} - {*raw.classes})]
-    y = label.among(classes)
-    return replace(
-        raw,
-        unseen_x=x.to(raw.train_x.dtype),
-        unseen_y=torch.from_numpy(np.where(y < n, y, n - 1 - y)),
-        unseen_owner=torch.from_numpy(owner.among(names)),
-        unseen_names=names,
-    )
+    return user_data.with_unseen(raw, x, label, owner, names)
 
 
 def in_brief(note: str) -> str:

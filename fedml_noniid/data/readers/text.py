@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedml_noniid.data.readers.frames import (
     table_of,
     texts_of,
     used_columns,
+    without_owners,
 )
 from fedml_noniid.data.readers.table_files import (
     Dialect,
@@ -62,20 +63,35 @@ def text(
     `data.text.embedding`); a note says which. Raises UserError for missing and damaged
     files, and for columns and values that don't fit.
     """
-    tables = tables_of(root, file, test_file, Dialect(separator, None, encoding, sheet))
+    options = locals()
+    return replace(_made(options, ()), without=partial(_made, options))
+
+
+def _made(options: Mapping[str, Any], unseen: Sequence[str]) -> Raw:
+    """The data set of a table with the options of `text`, without the owners `unseen`."""
+    text, label, owner, length = (options[key] for key in ("text", "label", "owner", "length"))
+    dialect = Dialect(options["separator"], None, options["encoding"], options["sheet"])
+    tables = tables_of(options["root"], options["file"], options["test_file"], dialect)
     used = used_columns(tables, text=text, label=label, owner=owner)
+    tables, apart = without_owners(tables, owner, unseen) if unseen else (tables, None)
     cells = {
         column: [complete(table, column, texts_of(table, column)) for table in tables]
         for column in used
     }
-    rows = rows_of([table.name for table in tables], used, cells, test_share)
+    rows = rows_of([table.name for table in tables], used, cells, options["test_share"])
     parts = (cells[text][0], rows.train), (cells[text][-1], rows.test)
     train, test = ([part.texts[i] for i in part.number[some]] for part, some in parts)
     train_x, test_x, vectors, notes, entries = read_texts(
-        train, test, train, root, vocabulary, length, "texts"
+        train, test, train, options["root"], options["vocabulary"], length, "texts"
     )
     raw = rows.raw([train_x, test_x], 255, reading_notes(tables), notes, vectors)
-    return replace(raw, encode=partial(_encoded, text, entries, length))
+    raw = replace(raw, encode=partial(_encoded, text, entries, length))
+    if apart is None:
+        return raw
+    x = _encoded(text, entries, length, apart.frame)
+    assert x is not None, "a frame is encoded"
+    labels, owners = (complete(apart, name, texts_of(apart, name)) for name in (label, owner))
+    return user_data.with_unseen(raw, x, labels, owners, unseen)
 
 
 def _encoded(column: str, entries: Sequence[str], length: int, x: object) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,22 @@ def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
     more = len(names) - most
     return ", ".join(" ".join(name.split()) for name in names[:most]) + (
         f" and {more} more" if more > 0 else ""
+    )
+
+
+def with_unseen(raw: Raw, x: Tensor, label: Labels, owner: Labels, names: Sequence[str]) -> Raw:
+    """The data set with the samples `x` [n, ...] of the owners `names` apart, read as its own.
+
+    A class that only they have is a number below 0.
+    """
+    n, classes = len(raw.classes), [*raw.classes, *sorted({*label.texts} - {*raw.classes})]
+    y = label.among(classes)
+    return replace(
+        raw,
+        unseen_x=x.to(raw.train_x.dtype),
+        unseen_y=torch.from_numpy(np.where(y < n, y, n - 1 - y)),
+        unseen_owner=torch.from_numpy(owner.among(names)),
+        unseen_names=names,
     )
 
 
