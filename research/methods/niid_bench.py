@@ -3,7 +3,7 @@
 - NIID-Bench: Li, Diao, Chen, He: Federated Learning on Non-IID Data Silos: An Experimental Study,
   ICDE 2022. https://arxiv.org/abs/2102.02079, https://github.com/Xtra-Computing/NIID-Bench
 - Flower's baseline niid_bench: https://github.com/adap/flower, baselines/niid_bench
-- FedBench 0.1.3: https://pypi.org/project/fedbench/0.1.3/
+- FedBench: the package `fedbench`, version 0.1.3
 
 research/results/niid-bench.md and fedbench.md have the studies.
 """
@@ -132,8 +132,9 @@ class ScaffoldAuthors(Scaffold):
     def init_client(self, client: Client) -> Tree:
         return {"c_i": scale(float(self.start == "network"), client.params)}
 
-    # The hook allows None; SCAFFOLD promises a tree.
-    def gradient_term(self, w: Params, client: Client) -> None:  # type: ignore[override]
+    def gradient_term(  # type: ignore[override]  # the hook allows None, SCAFFOLD promises a tree
+        self, w: Params, client: Client
+    ) -> None:
         """Nothing: the optimiser has the correction."""
 
     def warm_start(self, client: Client) -> Tree:
