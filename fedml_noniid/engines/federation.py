@@ -51,8 +51,10 @@ class Federation:
     ) -> Federation:
         """All clients in one process, numbered from 0; `more`: the other fields."""
         by_client = ByClient(Ragged.from_lists(clients))
-        # The caller's fields have types of their own.
-        whole = Federation(len(clients), train, by_client, test, **more)  # type: ignore[arg-type]
+        whole = Federation(
+            *(len(clients), train, by_client, test),
+            **more,  # type: ignore[arg-type]  # the caller's fields have types of their own
+        )
         return replace(
             whole,
             held=None if whole.drift is None else whole.drift.per_sample(clients, len(train.y)),
@@ -62,7 +64,7 @@ class Federation:
     def of_server(size: int, test: Samples, **more: object) -> Federation:
         """What the server of a deployment has; `more`: the other fields."""
         nothing = Samples(test.x[:0], test.y[:0])
-        return Federation(size, nothing, {}, test, **more)  # type: ignore[arg-type]  # as above
+        return Federation(size, nothing, {}, test, **more)  # type: ignore[arg-type]  # likewise
 
     @property
     def n_public(self) -> int:

@@ -24,7 +24,13 @@ NOTES = {
     ONE_CLASS: "names one class only, on a seed",
     "LEAK": "has seen the test set",
 }
-SYMBOLS = {"±": r"$\pm$", "≈": r"$\approx$", "†": r"$\dagger$", "‡": r"$\ddagger$", "§": r"\S"}
+SYMBOLS = {
+    "±": r"$\pm$",
+    "≈": r"$\approx$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+    "§": r"\S",
+}
 LATEX = str.maketrans(SYMBOLS | {special: f"\\{special}" for special in "&%$#_{}"})
 
 

@@ -67,9 +67,9 @@ class Oort(Component):
 
     def choose(self, server: Server) -> tuple[int, ...]:
         """epsilon m new clients, and the others by utility."""
-        last, m = server.state["L"].tolist(), len(server.cohort)
-        order = in_order(server)
-        new, known = [k for k in order if not last[k]], [k for k in order if last[k]]
+        order, m = in_order(server), len(server.cohort)
+        is_new = server.state["L"].cpu()[order] == 0
+        new, known = order[is_new][:m].tolist(), order[~is_new].tolist()
         epsilon = max(LEAST, self.epsilon * DECAY ** (server.round - 1))
         explored = new[: max(round(epsilon * m), m - len(known))]
         n = m - len(explored)
@@ -77,22 +77,23 @@ class Oort(Component):
         cut = CUT_OFF * sorted(utilities.values())[-n] if n else math.inf
         # Draws by utility, without replacement: the largest log(u) / utility (Efraimidis and
         # Spirakis, Weighted random sampling with a reservoir, 2006).
-        u = uniform(fold(server.key, "exploit"), server.n_clients, dtype=torch.float64).tolist()
+        u = uniform(fold(server.key, "exploit"), server.n_clients, dtype=torch.float64).cpu()[known]
         keys = {
-            k: math.log(u[k] or 2.0**-25) / max(utilities[k], 1e-30)
-            for k in known
+            k: math.log(u_k or 2.0**-25) / max(utilities[k], 1e-30)
+            for k, u_k in zip(known, u.tolist(), strict=True)
             if utilities[k] >= cut
         }
-        return tuple(sorted([*explored, *highest(keys, [*keys], n)]))
+        return tuple(sorted([*explored, *highest(keys, n)]))
 
     def utilities(self, server: Server, known: list[int]) -> dict[int, float]:
         """(U_k + sqrt(0.1 log R / L_k)) (T / t_k)^alpha, the factor only where T < t_k."""
-        u, last = (server.state[name].tolist() for name in "UL")
-        t = server.durations or (1.0,) * server.n_clients
-        preferred, log = sorted(t)[int(PREFERRED * len(t))], 0.1 * math.log(server.round)
+        u, last = (server.state[name].cpu()[known].tolist() for name in "UL")
+        t, log = server.durations, 0.1 * math.log(server.round)
+        preferred = sorted(t)[int(PREFERRED * len(t))] if t else math.inf
         return {
-            k: (u[k] + math.sqrt(log / last[k])) * min(1.0, preferred / t[k]) ** self.alpha
-            for k in known
+            k: (u_k + math.sqrt(log / last_k))
+            * min(1.0, preferred / (t[k] if t else 1.0)) ** self.alpha
+            for k, u_k, last_k in zip(known, u, last, strict=True)
         }
 
     def report(self, trace: Trace, client: Client) -> Answer:

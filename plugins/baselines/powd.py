@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedml_noniid.core.component import (
     Answer,
@@ -67,7 +68,7 @@ class _PowerOfChoice(Component):
 
     def candidates(self, server: Server) -> list[int]:
         """The d candidates, in the order in which equal losses go."""
-        return in_order(server)[: self.d or 2 * len(server.cohort)]
+        return in_order(server)[: self.d or 2 * len(server.cohort)].tolist()
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class PowD(_PowerOfChoice):
         candidates = self.candidates(server)
         reply = yield Ask("loss", tuple(sorted(candidates)), server.params, server.buffers)
         losses = dict(zip(reply.clients, reply.upload["F"].tolist(), strict=True))
-        return highest(losses, [k for k in candidates if k in losses], len(server.cohort))
+        return highest({k: losses[k] for k in candidates if k in losses}, len(server.cohort))
 
     def answer(self, client: Client) -> Answer:
         """F_k(w_t)."""
@@ -111,8 +112,11 @@ class RPowD(_PowerOfChoice):
         return {"F": server.keys.new_full((server.n_clients,), math.inf, dtype=torch.float64)}
 
     def choose(self, server: Server) -> tuple[int, ...]:
-        losses = dict(enumerate(server.state["F"].tolist()))
-        return highest(losses, self.candidates(server), len(server.cohort))
+        candidates = self.candidates(server)
+        return highest(
+            dict(zip(candidates, server.state["F"].cpu()[candidates].tolist(), strict=True)),
+            len(server.cohort),
+        )
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """1 / tau sum_l f_k(w_l, xi_l) over the local steps l."""
@@ -122,20 +126,20 @@ class RPowD(_PowerOfChoice):
         return Change({"F": updated(server, "F", server.replies.upload["F"])})
 
 
-def in_order(server: Server) -> list[int]:
-    """All clients in random order, those of the drawn cohort first."""
-    drawn, u = {*server.cohort}, uniform(server.key, server.n_clients).tolist()
-    return sorted(range(server.n_clients), key=lambda k: (k not in drawn, u[k]))
+def in_order(server: Server) -> Tensor:
+    """All clients in random order, those of the drawn cohort first: [N], on the host."""
+    first = torch.zeros(server.n_clients).index_fill(0, torch.tensor(server.cohort), -1)
+    return torch.argsort(uniform(server.key, server.n_clients).cpu() + first, stable=True)
 
 
-def highest(losses: Mapping[int, float], clients: list[int], m: int) -> tuple[int, ...]:
-    """The m clients with the highest losses, ascending; of equal losses the first in `clients`."""
-    return tuple(sorted(sorted(clients, key=lambda k: -losses[k])[:m]))
+def highest(losses: Mapping[int, float], m: int) -> tuple[int, ...]:
+    """The m clients with the highest losses, ascending; of equal losses the first."""
+    return tuple(sorted(sorted(losses, key=lambda k: -losses[k])[:m]))
 
 
-def updated(server: Server, name: str, values: torch.Tensor) -> torch.Tensor:
+def updated(server: Server, name: str, values: Tensor) -> Tensor:
     """A number per client in the server's state [N], with those of the clients that answered."""
-    state: torch.Tensor = server.state[name]
+    state: Tensor = server.state[name]
     return state.index_copy(
         0, torch.tensor(server.replies.clients, device=state.device), values.to(state.dtype)
     )
