@@ -49,6 +49,7 @@ from fedml_noniid.plugins.baselines.fedgen import FedGen
 from fedml_noniid.plugins.baselines.fedlc import FedLC
 from fedml_noniid.plugins.baselines.fedlesam import FedLESAM
 from fedml_noniid.plugins.baselines.fednova import FedNova
+from fedml_noniid.plugins.baselines.fednsam import FedNSAM
 from fedml_noniid.plugins.baselines.fedntd import FedNTD
 from fedml_noniid.plugins.baselines.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedml_noniid.plugins.baselines.fedper import FedPer
@@ -119,6 +120,7 @@ METHODS: dict[str, type[Component]] = {
         FedNLR,
         FedNNNN,
         FedNova,
+        FedNSAM,
         FedNTD,
         FedPer,
         FedProto,

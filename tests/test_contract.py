@@ -44,6 +44,7 @@ NEUTRAL: dict[str, dict[str, object]] = {
     "fedntd": {"beta": 0.0},
     "fedrs": {"alpha": 1.0},
     "fedlesam": {"rho": 0.0, "weights": "size"},
+    "fednsam": {"gamma": 0.0, "rho": 0.0, "weights": "size"},
     "fedsam": {"rho": 0.0, "weights": "size"},
     "ifca": {"clusters": 1},
     "moon": {"mu": 0.0},

@@ -104,6 +104,7 @@ BESIDE = {
     "fednlr": (0, 0, 0, 0),
     "fednnnn": (0, 0, 0, 0),
     "fednova": (0, 1, 0, 0),
+    "fednsam": (0, 0, 1, 0),
     "fednova,mu=0.2": (0, 2, 0, 0),
     "fedntd": (0, 0, 0, 0),
     "fedprox": (0, 0, 0, 0),
