@@ -89,7 +89,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
             else None
         )
         on_device = isinstance(subject, Tensor) and subject.device.type == "cuda"
-        stand_in = STAND_INS.get(name)
+        is_masked = name == "aten::index" and getattr(args[1][0], "dtype", None) == torch.bool
+        stand_in = STAND_INS.get("aten::masked_select" if is_masked else name)
         if stand_in is not None:
             if on_device:
                 self.waited[_line()] += 1
@@ -130,8 +131,9 @@ def _item(value: Tensor) -> float | int | bool:
 def _list(values: Tensor) -> Any:
     """One wait, where the stand-in for a value would be one per value."""
     values.cpu()
-    if values.dtype == torch.int64:  # positions, such as those of clients, of which none is twice
-        return (1 + np.arange(values.numel())).reshape(values.shape).tolist()
+    # On a device, counts; on the host, positions, such as those of clients. None is twice.
+    if values.dtype == torch.int64:
+        return (int(values.is_cuda) + np.arange(values.numel())).reshape(values.shape).tolist()
     return np.full(values.shape, _item(values)).tolist()
 
 

@@ -113,7 +113,7 @@ def simulation(
     """Makes the simulation of a case, before its first round; `more`: other options."""
     data = changed(case.data, lambda part: part._replace(x=part.x.to(dtype)).to(device))
     options: dict[str, Any] = {**case.options, **more}
-    return small.simulation(case.recipe, case.settings, of=data, model=case.network, **options)
+    return small.simulation(case.recipe, case.settings, data=data, model=case.network, **options)
 
 
 def digest(outcome: Outcome) -> str:

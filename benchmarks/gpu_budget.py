@@ -127,8 +127,7 @@ def table(entries: Mapping[str, tuple[str, Settings]]) -> bytes:
             row(name, recipe, settings, engine, SMALL, 2) for engine in ENGINES if engine != "auto"
         ]
     text = io.StringIO()
-    written = csv.writer(text, lineterminator="\n")
-    written.writerows([COLUMNS, *lines])
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *lines])
     return text.getvalue().encode()
 
 

@@ -41,7 +41,7 @@ WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("deadline, partial", "fedavg", {**HALF, "waits": PARTIAL}),
     ("deadline, partial", "fedprox", {**HALF, "waits": PARTIAL, "fedprox": {"mu": 0.1}}),
     ("deadline, partial", "fednova", {**HALF, "waits": PARTIAL}),
-    ("first 10 of 13", "fedavg", {"waits": {"first": 10, "of": 13}}),
+    ("first 10 of 13", "fedavg", {"waits": {"first": 10, "sampled": 13}}),
     ("K = 10 of 10", "fedbuff", {"waits": {"buffer": 10, "concurrency": 10}}),
     ("K = 5 of 10", "fedbuff", FIVE),
     ("K = 5, s = 1", "fedbuff", {**FIVE, "fedbuff": {"exponent": 0.0}}),

@@ -24,13 +24,16 @@ from fedml_noniid.pipelines.reporting.comparison import Comparison, confirmed, e
 from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.pipelines.reporting.text import as_csv, plus_minus
 from research import contrasts
+from research.drawing import Picture, draw
 from research.runs import Group, Measured
 from research.targets import NOT_HERE, Built, Head, Target, address, as_printed
 
 NOT_YET, NOT_MEASURED = "not run yet", "not measured"
 MIN_RANKED = 3  # methods; a rank correlation over fewer says nothing
-CSV = ["row", "column", "measured", "measured_std", "seeds", "diverged", "reported"]
-CSV += ["reported_spread", "difference", "leak", "notes"]
+CSV = (
+    *("row", "column", "measured", "measured_std", "seeds", "diverged"),
+    *("reported", "reported_spread", "difference", "leak", "notes"),
+)
 CSV_OF_GAINS = ["gain", "gain_std", "gain_reported"]
 Place = tuple[str, str]  # row, column
 Axis = dict[str, dict[str, Any]]
@@ -57,6 +60,7 @@ class Spec(Head):
     claim: str = ""
     # Rows or columns that show their difference to another, seed by seed.
     gains: dict[str, str] = Field(default_factory=dict)
+    picture: Picture | None = None  # a picture of the numbers beside the table
 
 
 class Cell(NamedTuple):
@@ -283,9 +287,10 @@ def build(target: Target, measured: Measured) -> Built:
     header = [*CSV, *(CSV_OF_GAINS if table.spec.gains else ())]
     lines = [cell.line(position)[: len(header)] for position, cell in table.cells.items()]
     rows, columns = table.spec.rows, table.spec.columns
+    picture = draw(table.spec.picture, table) if table.spec.picture else {}
     return Built(
         [["", *columns], *([row, *(table.cells[row, c].text for c in columns)] for row in rows)],
-        {"csv": as_csv(header, lines)},
+        {"csv": as_csv(header, lines), **picture},
         (*table.sentences_on_gains(), *table.sentences()),
         tuple(", ".join(p) for p, cell in table.cells.items() if cell.instead == NOT_YET),
     )

@@ -105,6 +105,9 @@ class Verdict(NamedTuple):
     weakest: Tested | None
     is_committed: bool  # whether the numbers are the committed ones
     is_post_hoc: bool = False  # whether the margin is younger than the first run
+    missing: tuple[str, ...] = ()  # planned runs of the look, or of the first one, without an end
+    diverged: tuple[str, ...] = ()  # runs that ended without a model
+    gate: str = ""  # why accuracies can't decide it here, in a sentence; "" if they can
     side: float = 1.0  # sign of t at the look
     p: float = 1.0  # of the weakest part, over the looks so far
     holm_p: float = 1.0  # after Holm's adjustment for all claims of the section
@@ -149,18 +152,6 @@ class Verdict(NamedTuple):
         return self.named.items(max(self.look, 0))
 
     @property
-    def missing(self) -> list[str]:
-        """Planned runs of the look, or of the first one, that have not ended."""
-        ended = set(self.runs["item"])
-        return [item for item in self.items if item not in ended]
-
-    @property
-    def diverged(self) -> list[str]:
-        """Runs that ended without a model."""
-        ended = set(self.runs["item"][self.runs["accuracy"].isna()])
-        return [item for item in self.items if item in ended]
-
-    @property
     def word(self) -> str:
         """One of VERDICTS."""
         if self.missing:
@@ -192,27 +183,6 @@ class Verdict(NamedTuple):
         if margin is None:
             return False
         return all(end and (end[0] > -margin if loss else end[1] < margin) for end in ends)
-
-    @property
-    def gate(self) -> str:
-        """Why accuracies can't decide it here, in a sentence; "" if they can."""
-        is_compared = self.claim.contrast not in ("level", "same")
-        if self.missing or not is_compared or not ACCURACY.fullmatch(self.claim.statistic):
-            return ""
-        tested = self.values[self.values["role"] != BESIDE]
-        rows = tested.assign(accuracy=tested["value"] / self.claim.scale)
-        if self.claim.statistic.endswith("_std"):
-            rows = tested[["scenario", "recipe", "item"]].merge(self.runs, on="item")
-        means = rows.groupby(["scenario", "recipe"])["accuracy"].mean()
-        highest, lowest = 100 * means.max(), 100 * means.min()
-        if highest <= 100 * (CHANCE + NEAR_CHANCE):
-            return (
-                f"The compared accuracies are at most {highest:.1f} % in the mean, no more than "
-                f"{100 * NEAR_CHANCE:g} points above chance: too little to compare."
-            )
-        if lowest >= 100 * CEILING:
-            return f"The compared accuracies are at least {lowest:.1f} %: none can be much higher."
-        return ""
 
     @property
     def reason(self) -> str:
@@ -386,10 +356,10 @@ def judge(
     """
     runs = pd.DataFrame(_runs(named, measured), columns=RUNS)
     runs = runs.astype(dict.fromkeys(("accuracy", "mib", "seconds"), float))
-    last = named.reached(runs["item"])
-    is_committed = last < committed.look(named)
+    last, last_committed = named.reached(runs["item"]), committed.look(named)
+    is_committed = last < last_committed
     if is_committed:
-        last = committed.look(named)
+        last = last_committed
         runs, values = committed.runs_of(named), committed.values_of(named)
     else:
         parts = (
@@ -405,12 +375,43 @@ def judge(
         seeds = named.seeds(max(look, 0))
         tested, weakest = _tested(named, values[values["seed"].isin(seeds)], len(seeds))
         at = Verdict(named, values, runs, look, tested, weakest, is_committed, is_post_hoc)
+        at = _checked(at)
         if at.gate:
             return [*verdicts, at]
         p, side = _p(at)
         # If an earlier look has the smallest p and it is small enough, that look decided the claim.
         verdicts.append(at._replace(p=min([p, *[verdict.p for verdict in verdicts]]), side=side))
     return verdicts
+
+
+def _checked(verdict: Verdict) -> Verdict:
+    """A claim with the runs that it lacks, and with the reason why accuracies can't decide it."""
+    accuracies = verdict.runs.set_index("item")["accuracy"]
+    missing = tuple(item for item in verdict.items if item not in accuracies)
+    diverged = accuracies[accuracies.isna()].index
+    lost = tuple(item for item in verdict.items if item in diverged)
+    gate = "" if missing else _gate(verdict)
+    return verdict._replace(missing=missing, diverged=lost, gate=gate)
+
+
+def _gate(verdict: Verdict) -> str:
+    """Why the compared accuracies say nothing, in a sentence; "" if they can decide the claim."""
+    claim, tested = verdict.claim, verdict.values[verdict.values["role"] != BESIDE]
+    if claim.contrast in ("level", "same") or not ACCURACY.fullmatch(claim.statistic):
+        return ""
+    rows = tested.assign(accuracy=tested["value"] / claim.scale)
+    if claim.statistic.endswith("_std"):
+        rows = tested[["scenario", "recipe", "item"]].merge(verdict.runs, on="item")
+    means = rows.groupby(["scenario", "recipe"])["accuracy"].mean()
+    highest, lowest = 100 * means.max(), 100 * means.min()
+    if highest <= 100 * (CHANCE + NEAR_CHANCE):
+        return (
+            f"The compared accuracies are at most {highest:.1f} % in the mean, no more than "
+            f"{100 * NEAR_CHANCE:g} points above chance: too little to compare."
+        )
+    if lowest >= 100 * CEILING:
+        return f"The compared accuracies are at least {lowest:.1f} %: none can be much higher."
+    return ""
 
 
 def _p(verdict: Verdict) -> tuple[float, float]:

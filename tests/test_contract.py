@@ -12,7 +12,6 @@ import pytest
 
 from fedml_noniid.contract import checks
 from fedml_noniid.core.component import overrides
-from fedml_noniid.core.randomness import identity
 from fedml_noniid.plugins.registry import METHODS
 from tests.recipe_table import ALONE, PARAMETERS, settings
 from tests.walks import thinned
@@ -21,7 +20,6 @@ EVERY = pytest.mark.parametrize("method", sorted(METHODS))
 POOLED = {
     name for name, kind in METHODS.items() if kind().needs.pooled
 }  # one client, whatever the cohort
-FEDERATED = pytest.mark.parametrize("method", sorted(METHODS.keys() - POOLED))
 ENGINES = ("sequential", "vectorized")
 
 # Hyper-parameters with which a method is FedAvg, where mathematics says so: to the bit.
@@ -64,11 +62,6 @@ NEUTRAL: dict[str, dict[str, object]] = {
 
 
 @EVERY
-def test_a_run_keeps_what_it_may_and_repeats_to_the_bit(method: str) -> None:
-    checks.keeps_its_state_and_repeats(method, settings(method))
-
-
-@EVERY
 def test_its_name_is_its_entry_and_its_module_names_a_source(method: str) -> None:
     kind = METHODS[method]
     assert kind.name == method
@@ -82,19 +75,17 @@ def test_its_name_is_its_entry_and_its_module_names_a_source(method: str) -> Non
     assert not summary.startswith(f"{kind.__name__}("), "not what dataclass puts there"
 
 
-@FEDERATED
-def test_no_hook_changes_what_it_is_given(method: str) -> None:
-    checks.changes_nothing_that_it_is_given(method, settings(method))
+WALKS = [
+    *product(sorted(METHODS), ["does_something"]),
+    *thinned(product(sorted(METHODS), ["keeps_its_state_and_repeats"]), 0, 2),
+    *thinned(product(sorted(METHODS.keys() - POOLED), ["changes_nothing_that_it_is_given"]), 1),
+    *thinned(product(sorted(METHODS), ["reads_what_it_needs"]), 2),
+]
 
 
-@EVERY
-def test_the_hyper_parameters_of_the_table_act(method: str) -> None:
-    checks.does_something(method, settings(method))
-
-
-@EVERY
-def test_what_is_declared_is_read(method: str) -> None:
-    checks.reads_what_it_needs(method, settings(method))
+@pytest.mark.parametrize(("method", "check"), WALKS)
+def test_what_every_method_promises(method: str, check: str) -> None:
+    getattr(checks, check)(method, settings(method))
 
 
 @pytest.mark.parametrize(("method", "engine"), thinned(product(NEUTRAL, ENGINES), every=2))
@@ -129,44 +120,32 @@ def test_the_order_of_components_decides_about_rounding_only(recipe: str, engine
 
 
 def test_no_two_components_of_a_recipe_draw_from_one_key() -> None:
-    assert (
-        identity(METHODS["feddyn_authors"]())
-        == identity(METHODS["feddyn"]())
-        != identity(METHODS["ccvr"]())
-    )
     for kind in METHODS.values():
         checks.draws_from_keys_of_its_own(kind, METHODS)
 
 
-def alone(hook: str) -> Any:
+def alone(hook: str) -> list[str]:
     """The entries of the table whose method brings its own `hook`."""
-    return pytest.mark.parametrize(
-        "entry",
-        [
-            e
-            for e, (method, _) in ALONE.items()
-            if method != "fedavg" and overrides(METHODS[method](), hook)
-        ],
-    )
+    methods = {entry: method for entry, (method, _) in ALONE.items() if method != "fedavg"}
+    return [entry for entry, method in methods.items() if overrides(METHODS[method](), hook)]
 
 
-@alone("gradient_term")
-@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(
+    ("entry", "batch_norm"), thinned(product(alone("gradient_term"), (False, True)), every=2)
+)
 def test_a_gradient_term_of_several_clients_is_that_of_each(entry: str, batch_norm: bool) -> None:
     checks.gradient_term_of_several_is_that_of_each(*ALONE[entry], batch_norm)
 
 
-@alone("update_factor")
+@pytest.mark.parametrize("entry", alone("update_factor"))
 def test_an_update_factor_is_one_number_per_row(entry: str) -> None:
     checks.update_factor_is_a_number_per_row(*ALONE[entry])
 
 
-@FEDERATED
+@pytest.mark.parametrize("method", thinned(sorted(METHODS.keys() - POOLED - {"qsgd"}), 1))
 def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
     """FNR-FL refines everybody here, since it breaks ties by id; FedGen's clients draw noise by id,
-    and FedALA's a sample, so not here."""
-    if method == "qsgd":
-        pytest.skip("each client rounds with draws of its own, by its id")
+    and FedALA's a sample, so not here. QSGD rounds with draws of each client."""
     special: Any = {
         "dpfedavg": {"noise": 0.0},
         "dpsgd": {"noise": 0.0},

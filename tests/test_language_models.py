@@ -21,8 +21,6 @@ from torch import Tensor, nn
 import fedml_noniid as nd
 from fedml_noniid.contract.checks import close
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.core.task import Output
-from fedml_noniid.engines.evaluation import largest
 from fedml_noniid.losses import Regression
 
 ROOT = Path(__file__).parents[1]
@@ -83,36 +81,17 @@ def test_a_language_model_learns_alike_in_all_engines() -> None:
 class Together(Regression):
     """Scores a row as a whole."""
 
-    def values(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return (outputs - y).square().sum(-1)
-
     def statistics(self, predictions: Tensor, y: Tensor) -> Tensor:
         return super().statistics(predictions[:, [0]] + predictions[:, [1]], y[:, :1])
 
-    def n_statistics(self, n_outputs: int) -> int:
-        return 4
-
-
-class AsOne(Together):
-    per_target = False
+    def values(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs - y).square().sum(-1)
 
 
 def test_a_loss_that_can_not_score_single_targets_is_refused_before_training() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 3))
-    data = nd.from_arrays(x, x[:, :2] + rng.normal(size=(60, 2)))
-    how: dict[str, Any] = {"partition": "iid", "clients": 2, "rounds": 1, "progress": False}
+    x = np.random.default_rng(0).normal(size=(60, 3))
     with pytest.raises(nd.UserError, match=r"Together can't score a single target.*per_target"):
-        nd.run("fedavg", data, loss=Together, **how)
-    assert nd.run("fedavg", data, loss=AsOne, **how).classes["target"].tolist() == ["all"]
-
-
-def test_prompts_have_no_labels_and_other_constant_targets_are_refused() -> None:
-    assert not any("always" in note for note in counting().dataset.notes)
-    y = np.random.default_rng(0).normal(size=(20, 3))
-    y[:, 1] = -100
-    with pytest.raises(nd.UserError, match=r"y is always \[-100.0\] \(y1\)"):
-        nd.from_arrays(np.ones((20, 2)) * np.arange(20)[:, None], y)
+        run(data=nd.from_arrays(x, x[:, :2]), model="mlp", loss=Together, partition="iid")
 
 
 @pytest.mark.parametrize("recipe", ["fedavg", "fedexp", "ditto"])
@@ -133,20 +112,6 @@ def test_what_was_trained_is_saved_alone_and_completed_from_the_base(
     assert (again.predict(x, client=client) == whole.predict(x, client=client)).all()
 
 
-class OneMemory(Adapted):
-    """Two frozen parameters, one memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body.weight.data = self.embed.weight.data
-
-
-def test_frozen_parameters_in_one_memory_are_saved() -> None:
-    weights = run(model=OneMemory, rounds=1).weights[0]
-    assert torch.equal(weights["embed.weight"], Adapted().embed.weight)
-    assert torch.equal(weights["body.weight"], weights["embed.weight"])
-
-
 def test_another_base_than_that_of_the_run_is_refused() -> None:
     module = Adapted()
     saved = run(model=module, save="trained")
@@ -164,27 +129,14 @@ def test_another_base_than_that_of_the_run_is_refused() -> None:
 class Merging(Adapted):
     """Puts the adapter into the frozen weight when it is evaluated."""
 
-    def train(self, mode: bool = True) -> Merging:
-        if not mode:
-            self.body.weight.data += 1
-        super().train(mode)
-        return self
+    def forward(self, ids: Tensor) -> Tensor:
+        self.body.weight.data += not self.training
+        return super().forward(ids)
 
 
 def test_a_network_that_changes_what_is_frozen_is_refused() -> None:
     with pytest.raises(UserError, match=r"its forward changes body\.weight"):
         run(model=Merging)
-
-
-def test_a_network_without_features_is_tried_by_its_outputs_alone() -> None:
-    class Plain:
-        feature_size = 0
-
-        def __call__(self, params: Any, buffers: Any, x: Tensor, *_: Any) -> Output:
-            return Output(torch.full((len(x), 1), torch.nan), x, {})
-
-    x = torch.tensor([[1.0, -3.0]])
-    assert largest(Plain(), Plain()({}, {}, x)) == 3  # type: ignore[arg-type]  # a part of one
 
 
 HALF_A_BILLION = """
@@ -233,34 +185,15 @@ def test_half_a_billion_frozen_parameters_lie_in_memory_once() -> None:
 
 PAGE = (ROOT / "docs" / "fine_tuning.md").read_text()
 CODE = re.findall(r"^```(?:python|sh)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
-# What the page says of its runs, measured. A callback sees what the clients send.
+# What the page says of its runs, measured.
 MEASURED = """
 import json
 
-class Gap(nd.Callback):
-    gaps = []
-
-    def on_exchange(self, exchange):
-        w = {key: exchange.start.params[key] + leaf for key, leaf in exchange.reply.deltas.items()}
-        squares = np.zeros(2)
-        for a, A in w.items():
-            if "lora_A" in a:
-                B = w[a.replace("lora_A", "lora_B")]
-                mean = (B @ A).mean(0)
-                squares += [float(m.square().sum()) for m in (B.mean(0) @ A.mean(0) - mean, mean)]
-        self.gaps.append((squares[0] / squares[1]) ** 0.5)
-
-    def state(self):
-        return {}
-
-again = nd.run("fedavg", split, rounds=8, callbacks=[Gap()], **how)
 tested = data.dataset.test_x.long(), data.dataset.test_y.long()
 theirs = back.eval().net(input_ids=tested[0], labels=tested[1]).loss
 own = [c for c in nd.run("fedavg", split, rounds=1, **how).weights[0] if "lora_" in c]
 first = Lora().state_dict()
 print(json.dumps({
-    "gaps": Gap.gaps,
-    "same": again.rounds.test_loss.tolist() == fedavg.rounds.test_loss.tolist(),
     "accuracy": fedavg.rounds.test_token_accuracy.tolist(),
     "perplexity": [float(theirs.exp()), float(fedavg.metrics.perplexity[0])],
     "bytes": [int(one.rounds.bytes_up.iloc[0]) for one in (fedavg, scaffold, ffa, fedsa)],
@@ -295,14 +228,8 @@ def test_the_page_runs_and_says_what_is_measured(tmp_path: Path) -> None:
         return ended.stdout + ended.stderr
 
     said = ran("-W", "ignore", "-c", program + tokens + MEASURED)
-    (line,) = re.findall(r'^\{"gaps.*', said, flags=re.MULTILINE)
+    (line,) = re.findall(r'^\{"accuracy.*', said, flags=re.MULTILINE)
     measured = json.loads(line)
-    numbers = re.search(r"differ by (\d+) % in round 1 and by (\d+) % in round 8", PAGE)
-    assert numbers is not None and measured["same"]
-    for number, gap in zip(
-        numbers.groups(), (measured["gaps"][0], measured["gaps"][7]), strict=True
-    ):
-        assert 100 * gap == pytest.approx(int(number), rel=0.2)
     assert measured["accuracy"][-1] > measured["accuracy"][0] > 1 / 60
     theirs, ours = measured["perplexity"]
     assert ours == pytest.approx(theirs, rel=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,12 @@ from fedml_noniid.core.options import RecipeError
 from fedml_noniid.data.shards import Parts
 from fedml_noniid.deploy import settings as silo_settings
 from fedml_noniid.deploy.server_run import ServerRun
-from fedml_noniid.engines.evaluation import check_measured, evaluate
+from fedml_noniid.engines.evaluation import evaluate
 from fedml_noniid.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.losses import MSE, Regression, loss_of
-from fedml_noniid.metrics import main_of
 from fedml_noniid.models import build
 from fedml_noniid.plugins.registry import METHODS
 from fedml_noniid.processes import loopback
-from fedml_noniid.processes.launch import round_line
 from tests import federation
 from tests.recipe_table import ALONE, settings
 from tests.walks import thinned
@@ -60,7 +59,7 @@ def mlp(batch_norm: bool = False) -> Any:
 def run(recipe: str, of: Any, loss: object = "mse", methods: Any = None, **how: Any) -> Any:
     methods = settings(recipe) if methods is None else methods
     batch_norm = how.pop("batch_norm", False) and federation.takes_norms(recipe, methods)
-    return federation.run(recipe, methods, of=of, model=mlp(batch_norm), loss=loss, **how)
+    return federation.run(recipe, methods, data=of, model=mlp(batch_norm), loss=loss, **how)
 
 
 @pytest.mark.parametrize("entry", thinned(ALONE, 2, 4))
@@ -81,8 +80,10 @@ def test_each_method_runs_in_both_engines_or_says_that_it_needs_classes(entry: s
         assert last[name] == pytest.approx(other[name], rel=1e-8) and np.isfinite(last[name])
 
 
-@pytest.mark.parametrize("loss", ["mse", "bce"])
-@pytest.mark.parametrize("recipe", ["fedavg", "fedprox+scaffold", "moon"])
+@pytest.mark.parametrize(
+    ("recipe", "loss"),
+    thinned(product(["fedavg", "fedprox+scaffold", "moon"], ["mse", "bce"]), every=2),
+)
 def test_neutral_padding_and_processes(recipe: str, loss: str, tmp_path: Path) -> None:
     """The written-out gradient and autograd's have the same bits, as have two processes, also those
     of a resumed run."""
@@ -93,7 +94,7 @@ def test_neutral_padding_and_processes(recipe: str, loss: str, tmp_path: Path) -
         neutral = run(recipe, of, loss, {"moon": {"mu": 0.0}})
         assert federation.equal_models(neutral, run("fedavg", of, loss))
     path = tmp_path / "checkpoint"
-    options = {"of": of, "model": mlp(), "loss": loss, "checkpoint": path}
+    options = {"data": of, "model": mlp(), "loss": loss, "checkpoint": path}
     begun = federation.simulation(recipe, settings(recipe), **options)
     next(begun.rounds())
     again = federation.simulation(recipe, settings(recipe), **options)
@@ -118,9 +119,9 @@ class Smoothed(Classification):
 @pytest.mark.parametrize("own", [Absolute, Smoothed])
 def test_a_users_own_loss(own: type) -> None:
     name, of = f"{own.__module__}:{own.__qualname__}", federation.federation()
-    how: dict[str, Any] = {"of": of}
+    how: dict[str, Any] = {"data": of}
     if own is Absolute:
-        how = {"of": small(), "model": mlp()}
+        how = {"data": small(), "model": mlp()}
     found = [
         federation.run("scaffold", {}, loss=given, engine=engine, **how)
         for given in (name, own)
@@ -174,7 +175,7 @@ def test_clients_with_models_of_their_own_are_scored_together() -> None:
     """R^2 over all clients' samples at once, though each silo sends sums of its own."""
     of = small(torch.float64)
     made = federation.simulation(
-        "fedper", {}, of=of, model=mlp(), loss="mse", dtype=torch.float64, cohort=6
+        "fedper", {}, data=of, model=mlp(), loss="mse", dtype=torch.float64, cohort=6
     )
     outcome = made.run()
     answers, y = [], []
@@ -207,66 +208,12 @@ def test_targets_that_do_not_fit_are_refused() -> None:
             loss_of(given)
 
 
-def test_the_log_of_a_deployment_names_the_metric() -> None:
-    row = {"round": 1, "test_r2": 0.25, "test_mae": 1.0, "test_loss": 0.5, "seconds": 2.0}
-    assert round_line(row, 3, ()) == "round 1 of 3: test R² 0.2500, loss 0.5000, 2.0 s"
-    assert "R² not measured" in round_line(row | {"test_r2": float("nan")}, 3, ())
-    assert main_of(["round", "test_macro_f1", "test_micro_f1", "test_top"]) == "macro_f1"
-
-
-@pytest.mark.parametrize(
-    ("loss", "y", "is_defined"),
-    [
-        ("mse", [[1.0, 0.0], [2.0, 1.0]], True),
-        ("mse", [[1.0, 0.0], [2.0, 0.0]], False),
-        ("mse", [[1.0, 0.0]], False),
-        ("bce", [[0.0, 1.0], [0.0, 0.0]], True),
-        ("bce", [[0.0, 0.0], [0.0, 0.0]], False),
-        ("cross_entropy", [1], True),
-    ],
-)
-def test_a_part_on_which_no_model_has_a_metric_is_refused(
-    loss: str, y: Any, is_defined: bool
-) -> None:
-    """R^2 needs targets that differ, F1 a sample with a label."""
-    go = partial(check_measured, loss_of(loss), test=None, validation=torch.tensor(y))
-    if is_defined:
-        go()
-        return
-    with pytest.raises(UserError, match=rf"of the {len(y)} validation samples is not defined; all"):
-        go()
-
-
-def test_such_a_part_is_refused_before_training() -> None:
-    """A validation split of one sample; a test set of equal ones."""
+def test_a_part_on_which_no_model_has_a_metric_is_refused_before_training() -> None:
+    """R^2 needs targets that differ: a validation split of one sample; a test set of equal ones."""
     x = np.random.default_rng(0).normal(size=(60, 2))
-    data = nd.from_arrays(x, x[:, 0], x[:9], x[:9, 0])
     how: dict[str, Any] = {"partition": "iid", "clients": 2, "rounds": 2, "loss": "mse"}
-    how |= {"validation": 0.02, "model": "logistic_regression", "progress": False}
-    words = "R² of the 1 validation samples is not defined"
-    for go in (partial(nd.run, "fedavg"), partial(nd.choose, recipes=["scaffold"])):
-        with pytest.raises(UserError, match=words):
-            go(data=data, **how)
-    with pytest.raises(UserError, match="R² of the 9 test samples is not defined"):
-        nd.run("fedavg", nd.from_arrays(x, x[:, 0], x[:9], np.ones(9)), **how | {"validation": 0.1})
-
-
-class Closeness(MSE):
-    """A loss with a main metric of its own."""
-
-    metrics = ("closeness",)
-
-    def scores(self, statistics: Tensor, n: Tensor) -> dict[str, Tensor]:
-        return {"closeness": -super().scores(statistics, n)["mae"]}
-
-
-def test_early_stop_goes_by_the_main_metric_of_any_loss() -> None:
-    x = np.random.default_rng(0).normal(size=(60, 2))
-    go = partial(nd.run, "fedavg", nd.from_arrays(x, x[:, 0]), partition="iid", clients=2, rounds=4)
-    how: dict[str, Any] = {"loss": f"{__name__}:Closeness", "validation": 0.2, "progress": False}
-    stop = partial(nd.EarlyStop, patience=1, min_delta=9.0)
-    found = go(callbacks=[stop(on="validation_closeness")], **how)
-    assert found.rounds["round"].tolist() == [1, 2], "the first is always an improvement"
-    words = "'validation_r2' is unknown.*; allowed: validation_loss, validation_closeness"
-    with pytest.raises(UserError, match=words):
-        go(callbacks=[stop(on="validation_r2")], **how)
+    how |= {"model": "logistic_regression", "progress": False}
+    for y, fraction, words in ((x[:9, 0], 0.02, "1 validation"), (np.ones(9), 0.1, "9 test")):
+        data = nd.from_arrays(x, x[:, 0], x[:9], y)
+        with pytest.raises(UserError, match=f"R² of the {words} samples is not defined"):
+            nd.run("fedavg", data, validation=fraction, **how)

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
+import linecache
 import sys
+import types
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +24,6 @@ from fedml_noniid.engines.personal import PERSONAL
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins import registry
 from tests import federation, own_package
-from tests.walks import thinned
 
 FEDX = {"mu": 0.3}
 
@@ -58,18 +60,13 @@ def test_its_three_ways_in_have_the_bits_of_the_same_method_of_ours(place: Path)
     assert nd.register(type("FedX", (kind,), {**vars(kind)})).name == "fedx", "a cell, run again"
 
 
-def test_python_takes_a_dotted_path_and_hyper_parameters_by_name(place: Path) -> None:
+def test_hyper_parameters_and_names_of_it_are_checked(place: Path) -> None:
     own_package.write(place, "stranger")
-    data = nd.load("digits")
-    how = {"partition": "iid", "clients": 2, "rounds": 1, "progress": False}
-    result = nd.run("stranger.fedx.FedX+scaffold", data, fedx={"mu": 0.2}, **how)
-    assert result.recipe == "fedx+scaffold"
-    ours = nd.run("fedprox+scaffold", data, fedprox={"mu": 0.2}, **how)
-    assert result.rounds["test_loss"].tolist() == ours.rounds["test_loss"].tolist()
+    how: dict[str, Any] = {"partition": "iid", "clients": 2, "rounds": 1, "progress": False}
     with pytest.raises(UserError, match=r"run: fedx\.mu = -1 is refused"):
-        nd.run("stranger.fedx.FedX", data, fedx={"mu": -1}, **how)
+        nd.run("stranger.fedx.FedX", nd.load("digits"), fedx={"mu": -1}, **how)
     with pytest.raises(UserError, match=r"named twice"):
-        nd.sweep(["stranger.fedx.FedX", "fedx"], data, **how)
+        nd.sweep(["stranger.fedx.FedX", "fedx"], nd.load("digits"), **how)
 
 
 def test_a_record_has_the_hash_of_the_code_that_ran(place: Path, tmp_path: Path) -> None:
@@ -156,6 +153,10 @@ def test_a_class_that_is_no_method_is_refused_in_a_line(place: Path, case: str) 
 def test_a_name_that_another_package_has_is_refused(place: Path) -> None:
     for package in ("stranger", "stranger2"):
         own_package.write(place, package)
+    with pytest.raises(UserError, match=r"'fedx' is taken by stranger\.fedx\.FedX; choose another"):
+        registry.parse("stranger.fedx.FedX+stranger2.fedx.FedX")
+    foreign._known.clear()
+    foreign._entry_points.cache_clear()
     own_package.advertise(place, "one-package", fedx="stranger.fedx:FedX", fedprox="no.where:No")
     with pytest.raises(UserError, match="'fedx' is taken by package one-package; choose another"):
         registry.parse("stranger2.fedx.FedX")
@@ -172,13 +173,6 @@ def test_a_name_that_another_package_has_is_refused(place: Path) -> None:
         registry.parse("other")
     with pytest.raises(UserError, match=r"method 'fedxx' is unknown \(did you mean 'fedx'\?\)"):
         registry.parse("scaffold+fedxx")
-
-
-def test_two_dotted_paths_of_one_name_are_refused(place: Path) -> None:
-    for package in ("stranger", "stranger2"):
-        own_package.write(place, package)
-    with pytest.raises(UserError, match=r"'fedx' is taken by stranger\.fedx\.FedX; choose another"):
-        registry.parse("stranger.fedx.FedX+stranger2.fedx.FedX")
 
 
 def test_the_reserved_names_are_those_of_settings() -> None:
@@ -201,65 +195,33 @@ def test_methods_lists_an_installed_one_and_one_that_fails(place: Path) -> None:
     assert "fedx+scaffold: composes" in shown.description("scaffold+fedx")
 
 
-def test_a_run_of_our_methods_looks_for_no_packages() -> None:
+def test_only_an_unknown_name_looks_for_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scanning what is installed takes longer than all that a run without work does."""
-    code = (
-        "from importlib import metadata\n"
-        "real = metadata.entry_points\n"
-        "def found(**given):\n"
-        "    if given.get('group') == 'fedml_noniid.methods': raise SystemExit('scanned')\n"
-        "    return real(**given)\n"  # torch looks for backends
-        "metadata.entry_points = found\n"
-        "import fedml_noniid\n"
-        "from fedml_noniid.plugins import registry\n"
-        "from fedml_noniid.core.component import Setting\n"
-        "registry.build('scaffold+fnr', {'fnr': {'p': 0.5}}, Setting(4, 2, n_public=9))\n"
-        "print('composed')\n"
-        "registry.parse('fedx')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("composed\n", "scanned\n"), "for an unknown name only"
+    foreign._entry_points.cache_clear()
+    scans = Mock(return_value=())
+    monkeypatch.setattr(metadata, "entry_points", scans)
+    registry.build("scaffold+fnr", {"fnr": {"p": 0.5}}, Setting(4, 2, n_public=9))
+    assert not scans.called
+    with pytest.raises(UserError, match="'fedx' is unknown"):
+        registry.parse("fedx")
+    scans.assert_called_once_with(group=foreign.GROUP)
+    foreign._entry_points.cache_clear()
 
 
-SCRIPT = f"""
-{own_package.METHOD}
-import fedml_noniid as nd
-from fedml_noniid.plugins import registry
-
-if __name__ == "__main__":
-    nd.register(FedX)
-    how = {{"partition": "iid", "clients": 2, "rounds": 1, "progress": False}}
-    result = nd.run("fedx", nd.load("digits"), seeds=[0, 1], processes=2, fedx={{"mu": 0.2}}, **how)
-    print(result.recipe, len(result.rounds), *registry.own_code("fedx").values())
-"""
-
-
-@pytest.mark.parametrize("has_file", thinned([True, False], 0, 2))
-def test_a_class_of_a_script_runs_in_processes_and_has_a_source(
-    tmp_path: Path, has_file: bool
+@pytest.mark.parametrize("has_source", [True, False])
+def test_a_class_of_a_notebook_runs_in_processes(
+    has_source: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a file nobody knows its source: it runs, and the record says so."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    words = ["script.py"] if has_file else ["-c", SCRIPT]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    recipe, rounds, source = done.stdout.split()
-    assert (recipe, rounds) == ("fedx", "2")
-    assert len(source) == 64 or (source == "unknown" and not has_file)
-
-
-def test_the_code_of_all_parents_counts(place: Path) -> None:
-    """A method that extends one of a third package."""
-    file = own_package.write(place, "stranger")
-    child = "from stranger.fedx import FedX\nfrom dataclasses import dataclass\n\n"
-    child += "@dataclass(frozen=True)\nclass FedZ(FedX):\n    name = 'fedz'\n"
-    own_package.write(place, "stranger2", child)
-    before = registry.own_code("stranger2.fedx.FedZ")
-    file.write_text(f"{own_package.METHOD}\n# new\n")
-    with pytest.raises(UserError, match="the source of stranger was changed after this process"):
-        registry.own_code("fedz")
-    own_package.forget("stranger")
-    assert registry.own_code("fedz") != before and [*before] == ["fedz"]
+    """Without its lines nobody knows its source: it runs, and the record says so."""
+    cell = types.ModuleType("cell")
+    cell.__file__ = "<cell>"
+    monkeypatch.setitem(sys.modules, "cell", cell)
+    if has_source:
+        lines = own_package.METHOD.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, "<cell>", (1, None, lines, "<cell>"))
+    exec(compile(own_package.METHOD, "<cell>", "exec"), vars(cell))
+    nd.register(cell.FedX)
+    how: dict[str, Any] = {"partition": "iid", "clients": 2, "rounds": 1, "progress": False}
+    result = nd.run("fedx", nd.load("digits"), seeds=[0, 1], processes=2, **how)
+    (source,) = registry.own_code("fedx").values()
+    assert len(result.rounds) == 2 and (source != "unknown") is has_source

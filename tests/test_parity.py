@@ -13,8 +13,8 @@ from tests.walks import thinned
 # Every recipe where it is hardest; a method by itself in float32 too.
 WAYS = [
     *((entry, True, torch.float64) for entry in EVERY if "+" not in entry),
-    *thinned(((entry, True, torch.float64) for entry in EVERY if "+" in entry), 0, 9),
-    *thinned(((entry, False, torch.float32) for entry in ALONE), 0, 4),
+    *thinned(((entry, True, torch.float64) for entry in EVERY if "+" in entry), 0, 12),
+    *thinned(((entry, False, torch.float32) for entry in ALONE), 0, 8),
 ]
 
 
@@ -37,7 +37,7 @@ def images() -> federation.Federation:
     return federation.images()
 
 
-@pytest.mark.parametrize("entry", thinned(ALONE, 1, 4))
+@pytest.mark.parametrize("entry", thinned(ALONE, 1, 8))
 def test_convolutions_and_what_is_recorded(entry: str, images: federation.Federation) -> None:
     recipe, settings = ALONE[entry]
     if recipe == "fednlr" and "mu" in settings["fednlr"]:

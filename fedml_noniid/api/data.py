@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -134,48 +134,6 @@ def load(name: str | Callable[..., Any], *, root: str | Path = "data/raw", **opt
     return Data(raw, {"name": name, "root": str(root), **options}, reader=raw.encode)
 
 
-class RowOptions(TypedDict, total=False):
-    """Options of tables and texts."""
-
-    owner: str | None
-    test_share: float | None
-
-
-class TableOptions(RowOptions, total=False):
-    """Options of `from_frame`, those of data set `table`."""
-
-    features: Sequence[str] | None
-    one_hot: Sequence[str] | None
-    drop: Sequence[str] | None
-    missing: Literal["median", "mode", "category", "drop"] | None
-    na: Sequence[str] | None
-
-
-class TextOptions(RowOptions, total=False):
-    """Options of `from_texts`, those of data set `text`."""
-
-    vocabulary: int
-    length: int
-
-
-class ArrayOptions(TypedDict, total=False):
-    """Options of `from_arrays`: the last two are those of data set `arrays`."""
-
-    owner: ArrayLike | None
-    test_owner: ArrayLike | None
-    classes: Sequence[str] | None
-    layout: Literal["auto", "CHW", "HWC"]
-    test_share: float | None
-
-
-class DatasetOptions(TypedDict, total=False):
-    """Options of `from_dataset`, those of `from_arrays`."""
-
-    classes: Sequence[str] | None
-    layout: Literal["auto", "CHW", "HWC"]
-    test_share: float | None
-
-
 @in_turn()
 def from_frame(
     frame: pd.DataFrame,
@@ -185,7 +143,7 @@ def from_frame(
     target: str | Sequence[str] | None = None,
     normalise: Normalise = "channel",
     name: str = "frame",
-    **options: Unpack[TableOptions],
+    **options: Any,
 ) -> Data:
     """A table in memory with one row per sample.
 
@@ -231,7 +189,7 @@ def from_texts(
     label: str,
     vectors: str | Path = ".",
     name: str = "texts",
-    **options: Unpack[TextOptions],
+    **options: Any,
 ) -> Data:
     """A table in memory with a column of text, for the model `lstm`.
 
@@ -261,7 +219,7 @@ def from_arrays(
     *,
     normalise: Normalise = "channel",
     name: str = "arrays",
-    **options: Unpack[ArrayOptions],
+    **options: Any,
 ) -> Data:
     """Arrays in memory: samples [n, features], grey images [n, h, w] or images with channels;
     labels [n]; or targets: floats [n] or [n, t], or several labels as 0 and 1, [n, C]. x may be a
@@ -293,7 +251,7 @@ def from_dataset(
     columns: str | Sequence[str] | None = None,
     normalise: Normalise = "channel",
     name: str = "dataset",
-    **options: Unpack[DatasetOptions],
+    **options: Any,
 ) -> Data:
     """Reads a data set of torch or of Hugging Face into memory, or anything with `len()` and items
     by number.

@@ -3,6 +3,7 @@ the site's own samples change."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedml_noniid.api import running, settings
-from fedml_noniid.api.data import Data, TableOptions, from_frame, load
+from fedml_noniid.api.data import Data, from_frame, load
 from fedml_noniid.api.predictor import Predictor
 from fedml_noniid.api.process import in_turn
 from fedml_noniid.api.result import Result, Results, Table
@@ -24,6 +25,7 @@ from fedml_noniid.api.saved import folder_of
 from fedml_noniid.core.errors import NonFiniteError, UserError, shown
 from fedml_noniid.core.options import Count, Section
 from fedml_noniid.data.files import write_whole
+from fedml_noniid.data.readers import table as table_reader
 from fedml_noniid.data.streams import stream, torch_stream
 from fedml_noniid.data.types import Ints
 from fedml_noniid.pipelines.experiment.config import Config
@@ -150,7 +152,7 @@ def leave_one_out(
             raise UserError(
                 f"{WHERE}: {key} = {shown(options[key])} is refused; allowed: {allowed}"
             )
-    of_table = TableOptions.__annotations__.keys() | {"normalise"}
+    of_table = {*inspect.signature(table_reader.table).parameters, "normalise"}
     columns = {key: value for key, value in options.items() if key in of_table}
     others = {key: value for key, value in options.items() if key not in of_table}
     if not isinstance(frame, pd.DataFrame):

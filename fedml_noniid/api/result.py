@@ -28,6 +28,7 @@ from fedml_noniid.core.errors import NonFiniteError, UserError, among, closest, 
 from fedml_noniid.core.trees import Params
 from fedml_noniid.data.files import write_whole
 from fedml_noniid.data.readers.frames import exactly, table_of, texts_of
+from fedml_noniid.data.readers.user_data import positions
 from fedml_noniid.engines.evaluation import BATCH
 from fedml_noniid.engines.personal import client_model
 from fedml_noniid.metrics import metric_of
@@ -42,13 +43,12 @@ from fedml_noniid.pipelines.experiment.measuring import (
 )
 from fedml_noniid.pipelines.experiment.results import ItemResult, Site, of_clients, unseen_sites
 from fedml_noniid.pipelines.experiment.training import SECONDS
-from fedml_noniid.pipelines.reporting import comparison, method_table, summary
+from fedml_noniid.pipelines.reporting import comparison, figures, method_table, summary
 from fedml_noniid.pipelines.reporting.heatmap import verbatim
 from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
 from fedml_noniid.pipelines.reporting.text import MIB, NONE, in_unit, seeds
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Columns of the summary that are means over seeds.
@@ -234,9 +234,9 @@ class Result:
                 allowed = f"a class for each of the {len(samples)} samples"
                 raise UserError(f"y = {shown(labels)} is refused", allowed=allowed)
             cells = texts_of(table_of("y", pd.DataFrame({"y": labels})), "y")
-            numbers = cells.among(self.data.classes)
+            numbers = positions(cells, self.data.classes)
             if (numbers < 0).any():
-                name = cells.texts[cells.number[(numbers < 0).argmax()]]
+                name = cells[(numbers < 0).argmax()]
                 allowed = ", ".join(self.data.classes)
                 raise UserError(f"y: class {shown(name)} is unknown", allowed=allowed)
         model = model.fine_tuned(samples, torch.from_numpy(numbers), loss, **vars(tuning))
@@ -285,28 +285,27 @@ class Result:
         """One row, as `Results.summary`."""
         return Results([self]).summary
 
-    def plot(self, ax: Axes | None = None) -> Figure:
-        """Draws the test accuracy per round into `ax`, or into a new figure of pyplot.
+    def plot(self) -> Figure:
+        """Draws the test accuracy per round into a new figure of pyplot.
 
-        A thick line is the mean over seeds, a thin line is one seed.
+        A line is the mean over seeds, the band is ± one standard deviation.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
         >>> nd.run("fedavg", split, rounds=2).plot().axes[0].get_xlabel()
         'round'
         """
-        return Results([self]).plot(ax)
+        return Results([self]).plot()
 
-    def plot_clients(self, ax: Axes | None = None) -> Figure:
-        """Draws the accuracy of each client into `ax`, or into a new figure of pyplot; all seeds
-        together.
+    def plot_clients(self) -> Figure:
+        """Draws the accuracy of each client into a new figure of pyplot; all seeds together.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=4, alpha=0.1)
         >>> nd.run("fedavg", split, rounds=2).plot_clients().axes[0].get_xlabel()
         'accuracy of a client, %'
         """
-        return Results([self]).plot_clients(ax)
+        return Results([self]).plot_clients()
 
     def save(self, folder: str | Path) -> None:
         """Saves the files of each seed as the stages name them, and summary.csv.
@@ -468,9 +467,6 @@ class Results(Sequence[Result]):
             meant=closest(key, names),
         )
 
-    def __iter__(self) -> Iterator[Result]:
-        return iter(self._found)
-
     def __repr__(self) -> str:
         return "\n".join(map(repr, self._found))
 
@@ -625,11 +621,10 @@ class Results(Sequence[Result]):
         n_seeds = max((len(result.settings.seeds) for result in self._found), default=0)
         return method_table.from_scenarios(scenarios, self._recipes, n_seeds)
 
-    def plot(self, ax: Axes | None = None) -> Figure:
+    def plot(self) -> Figure:
         """Draws the test accuracy per round, a panel for each setting, into a new figure of pyplot.
 
-        A thick line is the mean over seeds, a thin line is one seed. `ax`: where to draw, if there
-        is one setting.
+        A line is the mean over seeds, the band is ± one standard deviation.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
@@ -637,23 +632,11 @@ class Results(Sequence[Result]):
         >>> [axes.get_title(loc="left") for axes in results.plot().axes]
         ['lr 0.05', 'lr 0.1']
         """
-        points = self._points()
-        panels = plots.axes_for(len(points), ax, plots.ACCURACY)
-        for axes, (title, group) in zip(panels, points, strict=True):
-            plots.accuracy(
-                axes,
-                {result.recipe: result.rounds for result in group if result.files},
-                self._recipes,
-                group[0].main,
-            )
-            axes.set_title(verbatim(title), loc="left", fontsize=11)
-        return cast("Figure", panels[0].figure)
+        return self._drawn(figures.draw_curves, 3.8)
 
-    def plot_clients(self, ax: Axes | None = None) -> Figure:
+    def plot_clients(self) -> Figure:
         """Draws the accuracy of each client, a panel for each setting, into a new figure of pyplot;
         all seeds together. With `natural` and named owners: on the owner's test samples.
-
-        `ax`: where to draw, if there is one setting.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=4, alpha=0.1)
@@ -661,17 +644,23 @@ class Results(Sequence[Result]):
         >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
         ['fedavg', 'fednova']
         """
+        height = 0.34 * len(self._recipes) + 1.0
+        return self._drawn(figures.draw_all_clients, height, share_x=True)
+
+    def _drawn(self, draw: Callable[..., None], height: float, share_x: bool = False) -> Figure:
+        """A panel for each setting, `height` inches high."""
         points = self._points()
-        height = plots.height_of_clients(len(self._recipes))
-        panels = plots.axes_for(len(points), ax, (plots.ACCURACY[0], height), share_x=True)
-        for axes, (title, group) in zip(panels, points, strict=True):
-            values = {
-                result.recipe: [score for run in result._runs for score in run.client_scores]
-                for result in group
-                if result.files
-            }
-            plots.clients(axes, values, self._recipes, group[0].main)
+        scenarios = {_point_text(point): scenario for point, scenario in self._scenarios()}
+        panels = plots.panels(len(points), (6.0, height), share_x)
+        for axes, (title, _) in zip(panels, points, strict=True):
             axes.set_title(verbatim(title), loc="left", fontsize=11)
+            if title in scenarios:
+                draw(axes, scenarios[title], self._recipes)
+            else:
+                at = axes.transAxes
+                axes.text(0.5, 0.5, figures.NO_RESULT, transform=at, ha="center", color="0.4")
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(**figures.NAMES)
         return cast("Figure", panels[0].figure)
 
     def save(self, folder: str | Path) -> None:
@@ -800,17 +789,20 @@ def _point_text(point: Mapping[str, Any]) -> str:
 
 def _note(method: MethodSummary, group: ScenarioSummary) -> str:
     """What sets a recipe apart from the others."""
-    notes = [f"LEAK: {method.leak}"] if method.leak else []
-    notes += [f"NO EFFECT: {method.no_effect}"] if method.no_effect else []
-    if method.public and not method.leak:
-        notes.append(f"sees {method.public} public data")
-    notes += ["chooses its clients: pairs have not the same ones"] if method.cohorts else []
-    notes += [f"ONE CLASS on {seeds(method.one_class)}"] if method.one_class else []
-    notes += [] if method.is_above_majority else ["no better than the majority class"]
     items = (item.rpartition("-") for item in group.missing)
-    if lost := [int(seed) for name, _, seed in items if name == f"{group.name}-{method.recipe}"]:
-        notes.append(f"no result of {seeds(lost)}, so its means are those of the others")
-    return "; ".join(notes + ([] if method.federated else ["not federated"]))
+    lost = [int(seed) for name, _, seed in items if name == f"{group.name}-{method.recipe}"]
+    public = method.public if not method.leak else ""
+    notes = {
+        f"LEAK: {method.leak}": method.leak,
+        f"NO EFFECT: {method.no_effect}": method.no_effect,
+        f"sees {public} public data": public,
+        "chooses its clients: pairs have not the same ones": method.cohorts,
+        f"ONE CLASS on {seeds(method.one_class)}": method.one_class,
+        "no better than the majority class": not method.is_above_majority,
+        f"no result of {seeds(lost)}, so its means are those of the others": lost,
+        "not federated": not method.federated,
+    }
+    return "; ".join(note for note, is_so in notes.items() if is_so)
 
 
 def _percent(fraction: float) -> str:

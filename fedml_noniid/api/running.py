@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -304,9 +303,6 @@ def executed(
             if path and (files := Files.read(path, unit.key, prints[number]))
         }
         todo = [number for number in range(len(units)) if number not in outcomes]
-        changes = [saved.changes(path, *units[number], whole) for number in todo if path]
-        if progress and (names := ", ".join(dict.fromkeys(itertools.chain(*changes)))):
-            sys.stderr.write(f"{caller}: runs in {path} are trained again: other {names}\n")
     workers = processes if len(todo) == 1 and first.train.threads == 1 else 1
     with (
         settings.arguments(caller),

@@ -20,7 +20,6 @@ from fedml_noniid.engines.callbacks import Callback
 from fedml_noniid.own_code import OF_PROCESS, UNKNOWN_SOURCE, source_of_class
 from fedml_noniid.pipelines.experiment import cache, measuring, provenance
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.results import record
 
 if TYPE_CHECKING:
     from fedml_noniid.api.result import Result
@@ -92,18 +91,6 @@ def fingerprint(
     return provenance.training_fingerprint(
         config, unit, data.dataset.checksum, provenance.digest(*measured)
     )
-
-
-def changes(folder: Path, config: Config, unit: Unit, data: Data) -> list[str]:
-    """What differs from the run of this name in the folder; empty if there is none. UserError."""
-    path = folder / "runs" / unit.key / "run.json"
-    if not path.exists():
-        return []
-    run = record(path)
-    before = {**run["params"], "data": run["tags"]["data_hash"]}
-    now = {**config.params(unit), "data": data.dataset.checksum}
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    return keys or ["code, versions or machine"]
 
 
 def write_record(folder: Path, results: Iterable[Result]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -81,8 +80,7 @@ def _run(arguments: Sequence[str] | None, verbs: typer.Typer, name: str) -> int:
     except TyperException as error:
         raise UserError(message_of(error)) from None
     except typer.Abort:
-        sys.stderr.write("\nnothing is written\n")
-        return edge.INTERRUPTED
+        raise KeyboardInterrupt from None
     if code == edge.INTERRUPTED:  # as typer tells it
         raise KeyboardInterrupt
     return int(code or 0)

@@ -10,21 +10,11 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.verb import group, verb
-from fedml_noniid.pipelines.experiment.workspace import CLUSTER, CLUSTER_KIT, Cluster
+from fedml_noniid.pipelines.experiment.workspace import CLUSTER
 
 OnCluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="ADDRESS",
-        help="Train on the workers of a cluster: tls://HOST:PORT or file:DIR/scheduler.json.",
-    ),
-]
-Kit = Annotated[
     Path | None,
-    typer.Option(
-        "--kit", metavar="DIR", help="The cluster's kit; by default the folder of scheduler.json."
-    ),
+    typer.Option("--cluster", metavar="DIR", help="Train on the cluster with this kit."),
 ]
 
 
@@ -34,21 +24,17 @@ def add(app: typer.Typer) -> None:
         "Train items on several machines of yours.\n\nA scheduler and workers run on them. "
         "`noniid run --cluster` gives each worker an item, and stores what it makes.",
         "noniid cluster kit --out /shared/cluster",
-        "noniid cluster scheduler --listen tls://10.0.0.5:8786 --kit /shared/cluster",
-        "noniid cluster worker file:/shared/cluster/scheduler.json --processes 8",
-        "noniid run --cluster file:/shared/cluster/scheduler.json",
+        "noniid cluster scheduler --listen 10.0.0.5:8786 --kit /shared/cluster",
+        "noniid cluster worker /shared/cluster --processes 8",
+        "noniid run --cluster /shared/cluster",
     )
     for function, *examples in (
         (kit, "kit --out /shared/cluster", "kit --out cluster-kit --days 30"),
-        (
-            scheduler,
-            "scheduler --listen tls://10.0.0.5:8786 --kit /shared/cluster",
-            "scheduler --listen tcp://127.0.0.1:8786    # this machine alone, no kit",
-        ),
+        (scheduler, "scheduler --listen 10.0.0.5:8786 --kit /shared/cluster"),
         (
             worker,
-            "worker file:/shared/cluster/scheduler.json --processes 8",
-            "worker tls://10.0.0.5:8786 --kit cluster-kit --threads 4",
+            "worker /shared/cluster --processes 8",
+            "worker /shared/cluster --threads 4",
         ),
         (
             slurm,
@@ -61,18 +47,15 @@ def add(app: typer.Typer) -> None:
     app.add_typer(cluster, name="cluster")
 
 
-def train_on(address: str | None, kit: Path | None) -> None:
+def train_on(folder: Path | None) -> None:
     """Names the cluster to what trains, which may be processes of DVC. Raises UserError."""
-    if address is None:
+    if folder is None:
         return
-    # Imported here: it imports dask. It refuses the address before anything is prepared.
-    from fedml_noniid.pipelines.cluster.address import absolute, located
+    # Imported here: it imports dask. It refuses the folder before anything is prepared.
+    from fedml_noniid.pipelines.cluster.address import located
 
-    cluster = absolute(Cluster(address, kit))
-    located(cluster)
-    os.environ[CLUSTER] = cluster.address
-    if cluster.kit is not None:
-        os.environ[CLUSTER_KIT] = str(cluster.kit)
+    located(folder)
+    os.environ[CLUSTER] = str(folder.resolve())
 
 
 def kit(
@@ -91,12 +74,10 @@ def kit(
 
 
 def scheduler(
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="tls://HOST:PORT, with this machine's address.")
-    ],
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="This machine's address.")],
     kit: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The kit. scheduler.json is written there.")
-    ] = None,
+        Path, typer.Option(metavar="DIR", help="The kit. scheduler.json is written there.")
+    ],
 ) -> None:
     """Run the scheduler of a cluster, until it is stopped.
 
@@ -128,24 +109,10 @@ def slurm(
 
 
 def worker(
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="ADDRESS", help="tls://HOST:PORT, or file:DIR/scheduler.json of the kit."
-        ),
-    ],
-    kit: Kit = None,
+    kit: Annotated[Path, typer.Argument(metavar="DIR", help="The kit, with scheduler.json.")],
     processes: Annotated[int, typer.Option(min=1, help="Workers; each trains one item.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="As train.threads: it decides bits.")] = 1,
     device: Annotated[str, typer.Option(help="As train.device: auto, cpu or cuda.")] = "auto",
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Copies of the data sets, and checkpoints: for a machine that does not see the "
-            "folder of the experiment.",
-        ),
-    ] = None,
 ) -> None:
     """Run workers of a cluster, until its scheduler ends.
 
@@ -154,4 +121,4 @@ def worker(
     """
     from fedml_noniid.pipelines.cluster import processes as cluster
 
-    cluster.work(Cluster(address, kit), processes, threads, device, folder)
+    cluster.work(kit, processes, threads, device)

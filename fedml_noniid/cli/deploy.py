@@ -71,7 +71,7 @@ def add(app: typer.Typer) -> None:
             deploy,
             record,
             "record run --config fedml_config.yaml",
-            "record run --config fedml_config.yaml --to http://mlflow.example.org:5000",
+            "record run --config fedml_config.yaml --experiment hospitals",
         ),
     ):
         typed = [f"noniid deploy {example}" for example in examples]
@@ -242,12 +242,6 @@ def record(
     config: Annotated[
         Path, typer.Option(resolve_path=True, help="The server's fedml_config.yaml.")
     ],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI", help="The store.", show_default="MLFLOW_TRACKING_URI, or mlruns/"
-        ),
-    ] = None,
     experiment: Annotated[
         str | None, typer.Option(help="Experiment in MLflow.", show_default="that of params.yaml")
     ] = None,
@@ -255,9 +249,9 @@ def record(
 ) -> None:
     """Record a finished deployment in MLflow, as one run.
 
-    A second time, it changes nothing.
+    A second time, it changes nothing. The store is the one of `noniid sync`.
     """
     workspace = enter_workspace(root)
     from fedml_noniid.pipelines.tracking import verbs
 
-    verbs.record(workspace, folder, config, to, experiment)
+    verbs.record(workspace, folder, config, experiment)

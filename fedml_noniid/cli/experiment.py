@@ -8,16 +8,14 @@ from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
+from fedml_noniid.cli.cluster import OnCluster, train_on
 from fedml_noniid.cli.verb import Root, enter_workspace, one_of, verb
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.__main__ import STAGES
 
 WIDTH = 100
-Details = Annotated[
-    bool, typer.Option("--details", help="Show all numbers, what each means, and the cost.")
-]
+Details = Annotated[bool, typer.Option("--details", help="Show all numbers, and what each means.")]
 
 
 def add(app: typer.Typer) -> None:
@@ -29,7 +27,7 @@ def add(app: typer.Typer) -> None:
         "run",
         "noniid run",
         "noniid run partition    # the stages up to this one",
-        "noniid run --cluster file:/shared/cluster/scheduler.json",
+        "noniid run --cluster /shared/cluster",
     )(run)
     verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
     verb(app, "choose", "noniid choose", "noniid choose --root ../other")(choose)
@@ -101,7 +99,6 @@ def run(
     ] = None,
     root: Root = Path(),
     cluster: OnCluster = None,
-    kit: Kit = None,
     details: Details = False,
 ) -> None:
     """Run what is out of date, and show the answer.
@@ -109,7 +106,7 @@ def run(
     DVC runs the stages. What was trained once is not trained again. An interrupted run goes on
     where it was.
     """
-    train_on(cluster, kit)
+    train_on(cluster)
     _repro(enter_workspace(root), stage, details)
 
 
@@ -142,13 +139,13 @@ def table(
     typer.echo(repro.table(workspace.root, details))
 
 
-def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:
+def tune(root: Root = Path(), cluster: OnCluster = None) -> None:
     """Tune every method equally often, on the validation split.
 
     The section `tune` of params.yaml has the grid. The best values are written into the entries of
     `recipes`.
     """
-    train_on(cluster, kit)
+    train_on(cluster)
     workspace = enter_workspace(root)
     from fedml_noniid.pipelines.experiment import config, search
 
@@ -171,14 +168,14 @@ def tune(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> Non
         typer.echo("\n".join(notes))
 
 
-def choose(root: Root = Path(), cluster: OnCluster = None, kit: Kit = None) -> None:
+def choose(root: Root = Path(), cluster: OnCluster = None) -> None:
     """Find the method for your data: tune the recipes, and say what the best gain over FedAvg.
 
     Recipes x a few step sizes run in rungs of successive halving on the validation split. The best
     then meet FedAvg on fresh seeds, once, on the test split. The section `choose` of params.yaml
     says what runs, if the defaults don't fit. params.yaml is not changed. Tables lie in choose/.
     """
-    train_on(cluster, kit)
+    train_on(cluster)
     workspace = enter_workspace(root)
     from fedml_noniid.core.errors import located
     from fedml_noniid.pipelines.experiment import config, search

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from fedml_noniid.data.readers.frames import UndecidedError
     from fedml_noniid.pipelines.verbs.init import StudyOptions
 
-NONE = "-"  # the answer for a column that there is not
 NEXT = """\
 {folder} is ready. Next{there}:
   noniid partition   # how uneven the clients' data are, before anything is trained
@@ -34,7 +32,7 @@ def add(app: typer.Typer) -> None:
         "noniid init --data patients.csv --label diagnosis --owner hospital",
         "noniid init digits --data digits --methods fedavg,scaffold+fnr --set scenario.alpha=0.1",
         "noniid init --data photos --set scenario.clients=10 --set train.rounds=50",
-        "noniid init    # asks some questions",
+        "noniid init    # digits, on a laptop in a minute",
     )(init)
 
 
@@ -50,15 +48,14 @@ def init(
         typer.Argument(metavar="FOLDER", help="Folder of the experiment.", show_default="this one"),
     ] = Path(),
     data: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="NAME|PATH",
             help="A data set of the papers, or own data: a table (.csv, .xlsx, .parquet), a folder "
             "with train.npz, or with train/<class>/.",
-            show_default="digits",
             autocompletion=_complete,
         ),
-    ] = None,
+    ] = "digits",
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of the class, of a table.")
     ] = None,
@@ -96,8 +93,7 @@ def init(
 ) -> None:
     """Make the folder of an experiment: params.yaml, git and DVC.
 
-    The data are read, and all settings are checked, before anything is written. Without --data, it
-    asks for data and methods on a terminal.
+    The data are read, and all settings are checked, before anything is written.
     """
     from fedml_noniid.data.readers import table
     from fedml_noniid.data.readers.frames import UndecidedError
@@ -106,15 +102,12 @@ def init(
     study.refuse_existing(folder, force)
     named = {"text": text, "label": label, "target": target, "owner": owner}
     wanted = study.StudyOptions(
+        data=data,
         columns={key: column for key, column in named.items() if column is not None},
-        methods=_listed(methods or ""),
+        methods=[name.strip() for name in (methods or "").split(",") if name.strip()],
         settings=settings or (),
         deploy=deploy,
     )
-    if data is not None:
-        wanted = replace(wanted, data=data)
-    elif sys.stdin.isatty():
-        wanted = _asked(wanted)
     try:
         content, notes = study.planned(folder, wanted)
     except UndecidedError as error:
@@ -126,32 +119,6 @@ def init(
         typer.echo(f"note: {table.in_brief(note)}")
     there = "" if folder == Path() else ", in that folder"
     typer.echo(NEXT.format(folder=folder.resolve(), there=there))
-
-
-def _listed(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _asked(wanted: StudyOptions) -> StudyOptions:
-    """The same with the user's answers."""
-    from rich.prompt import Prompt
-
-    from fedml_noniid.pipelines.verbs import init as study
-
-    data = Prompt.ask("Data: a name or a path", default=wanted.data)
-    columns = dict(wanted.columns)
-    if study.kind_of(data) == "table":
-        there = study.columns(data)
-        for key, what in (("text", "text, or -"), ("label", "class"), ("owner", "client, or -")):
-            if key not in columns and not (key == "label" and "target" in columns):
-                default = there[-1] if key == "label" else NONE
-                columns[key] = Prompt.ask(
-                    f"Column of the {what}", choices=[NONE, *there], default=default
-                )
-    fitting = study.FOR_TEXT if columns.get("text", NONE) != NONE else study.METHODS
-    methods = wanted.methods or _listed(Prompt.ask("Methods", default=",".join(fitting)))
-    columns = {key: column for key, column in columns.items() if column != NONE}
-    return replace(wanted, data=data, columns=columns, methods=methods)
 
 
 def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: bool) -> str:

@@ -123,7 +123,7 @@ def simulation(
     recipe: str,
     settings: Any = None,
     *,
-    of: Federation | None = None,
+    data: Federation | None = None,
     dtype: torch.dtype = torch.float32,
     batch_norm: bool = False,
     model: Model | None = None,
@@ -136,7 +136,7 @@ def simulation(
     )
     if options:
         raise TypeError(f"unknown options: {', '.join(options)}")
-    data = of or federation(dtype)
+    data = data or federation(dtype)
     path, every = around["checkpoint"], around["checkpoint_every"]
     checkpointing = [Checkpointing(Checkpoints(path, around["fingerprint"]), every)] if path else []
     return simulate(

@@ -15,6 +15,21 @@ import pytest
 SUITE = "fedml_noniid.contract"
 RESULTS = pytest.StashKey[dict[str, tuple[str, str]]]()  # check -> outcome, why
 LOADED = "the options of fedml_noniid.contract"
+SEVERAL: dict[str, Any] = {"action": "append", "default": []}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--method": {"metavar": "my_package:FedX", "help": "the method: its name, or its class"},
+    "--settings": SEVERAL
+    | {
+        "metavar": "mu=0.1",
+        "help": "a hyper-parameter with which the method acts visibly; may be repeated",
+    },
+    "--neutral": SEVERAL
+    | {
+        "metavar": "mu=0",
+        "help": "a hyper-parameter with which the method is FedAvg; may be repeated",
+    },
+    "--silo-processes": {"action": "store_true", "help": "also run silos as processes"},
+}
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> None:
@@ -24,29 +39,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     if not named & {word.partition("::")[0].rstrip("/") for word in arguments}:
         return
     group = parser.getgroup(SUITE, "the contract of fedml-noniid, for a method of yours")
-    group.addoption(
-        "--method", metavar="my_package:FedX", help="the method: its name, or its class"
-    )
-    group.addoption(
-        "--settings",
-        action="append",
-        default=[],
-        metavar="mu=0.1",
-        help="a hyper-parameter with which the method acts visibly; may be repeated",
-    )
-    group.addoption(
-        "--neutral",
-        action="append",
-        default=[],
-        metavar="mu=0",
-        help="a hyper-parameter with which the method is FedAvg; may be repeated",
-    )
-    group.addoption(
-        "--silo-processes",
-        action="store_true",
-        help="also run silos as processes",
-    )
-    group.addoption("--certificate", metavar="FILE", help="also write the certificate to a file")
+    for name, how in OPTIONS.items():
+        group.addoption(name, **how)
     early_config.pluginmanager.register(Certificate(), LOADED)
     pytest.register_assert_rewrite(f"{SUITE}.checks", f"{SUITE}.silos")
 
@@ -94,9 +88,5 @@ class Certificate:
             return
         from fedml_noniid.contract.certificate import certificate
 
-        text = certificate(method, results, config.getoption("--neutral"))
         terminalreporter.section("certificate")
-        terminalreporter.write(text)
-        path = config.getoption("--certificate")
-        if path:
-            Path(path).write_text(text)
+        terminalreporter.write(certificate(method, results, config.getoption("--neutral")))

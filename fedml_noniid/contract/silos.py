@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
@@ -110,15 +111,8 @@ def terms(
 ) -> Terms:
     """What server and silos agree on."""
     batch_norm = batch_norm and takes_norms(recipe, methods)
-    more: dict[str, Any] = {"cohort": cohort}
-    made = deployment(recipe, methods, batch_norm, rounds, **more)
-    return silo_settings.terms(made, recipe, network(batch_norm), _public())
-
-
-def _public() -> Samples:
-    public = parts().public
-    assert public is not None
-    return public
+    made = deployment(recipe, methods, batch_norm, rounds, cohort=cohort)
+    return silo_settings.terms(made, recipe, network(batch_norm), parts().public)
 
 
 def deployment(
@@ -185,11 +179,28 @@ def silos_of(terms: Terms, data: Parts | None = None) -> list[Silo]:
 
 
 def talk(server: ServerRun, silos: Sequence[Silo]) -> Outcome:
-    """All exchanges, without a network."""
+    """All exchanges, message by message as bytes."""
     while (down := server.down).ask is not None:
-        ups = {k: wire.up(k, down.exchange, silo.answer(down)) for k, silo in enumerate(silos)}
-        server.feed(server.open(ups))
+        uploads = {}
+        for k in down.ask.to:
+            mine = wire.row_of(down, k)
+            trees: dict[str, Any] = wire.nested(_journey(wire.tensors(mine)))
+            received = mine._replace(ask=mine.question._replace(**trees))
+            upload = wire.up(k, down.exchange, silos[k].answer(received))
+            uploads[k] = {**upload, "leaves": _journey(upload["leaves"])}
+        server.feed(server.open(uploads))
     return server.loop.outcome
+
+
+def _journey(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors after the journey as bytes."""
+    steps, arrived = wire.arriving(wire.Answer), None
+    next(steps)
+    answer = wire.Answer(exchange=0)
+    for frame in wire.leaving(answer, dict(tensors), lambda message: message.head):
+        arrived = steps.send(frame)
+    assert arrived is not None, "the last frame ends the message"
+    return arrived.tensors
 
 
 def pair(
@@ -277,55 +288,33 @@ def digest(outcome: Outcome) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _journey(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors after the journey as bytes."""
-    steps, arrived = wire.arriving(wire.Answer), None
-    next(steps)
-    answer = wire.Answer(exchange=0)
-    for frame in wire.leaving(answer, dict(tensors), lambda message: message.head):
-        arrived = steps.send(frame)
-    assert arrived is not None, "the last frame ends the message"
-    return arrived.tensors
-
-
 def messages_survive_the_wire(recipe: str, settings: Settings) -> None:
     """Silos that get and send bytes end with the bits of the simulation, and the server takes every
     upload. `ranges` holds for all that is sent. A tree without leaves, such as the buffers of a
     network without batch norms, does not arrive."""
     for batch_norm in (True, False):
-        _survive(recipe, settings, batch_norm)
+        agreed = terms(recipe, settings, batch_norm)
+        outcome = talk(ServerRun(agreed, shards_of()[0]), silos_of(agreed))
+        expected = simulated(recipe, settings, batch_norm)
+        assert digest(outcome) == digest(expected), "not the bits of the simulation"
 
 
-def _survive(recipe: str, settings: Settings, batch_norm: bool) -> None:
-    agreed = terms(recipe, settings, batch_norm)
-    server = ServerRun(agreed, shards_of()[0])
-    silos = silos_of(agreed)
-    while (down := server.down).ask is not None:
-        ups = {}
-        for k in down.ask.to:
-            mine = wire.row_of(down, k)
-            assert mine.ask is not None
-            trees: dict[str, Any] = wire.nested(_journey(wire.tensors(mine)))
-            mine = mine._replace(ask=mine.ask._replace(**trees))
-            upload = wire.up(k, down.exchange, silos[k].answer(mine))
-            ups[k] = {**upload, "leaves": _journey(upload["leaves"])}
-        server.feed(server.open(ups))
-    expected = simulated(recipe, settings, batch_norm)
-    assert digest(server.loop.outcome) == digest(expected), "not the bits of the simulation"
-
-
-def pair_equals_simulation(recipe: str, settings: Settings, **how: Any) -> None:
+def pair_equals_simulation(
+    recipe: str, settings: Settings, batch_norm: bool = True, **how: Any
+) -> None:
     """The FedML pair, driven in this process message by message, has the bits and the rows of the
     simulation."""
-    expected, deployed = simulated(recipe, settings, **how), run(*pair(recipe, settings, **how))
+    expected = simulated(recipe, settings, batch_norm, **how)
+    deployed = run(*pair(recipe, settings, batch_norm, **how))
     assert digest(deployed) == digest(expected), "not the bits of the simulation"
     compare(deployed.rows, expected.rows)
     assert not any(math.isnan(line["test_accuracy"]) for line in deployed.rows)
 
 
-def processes_equal_simulation(recipe: str, settings: Settings, folder: Path) -> None:
+def processes_equal_simulation(recipe: str, settings: Settings) -> None:
     """A server and three silos as processes over loopback gRPC have the bits of the simulation."""
     from fedml_noniid.processes import loopback
 
-    deployed = loopback.run(deployment(recipe, settings), parts(), folder)
+    with tempfile.TemporaryDirectory() as folder:
+        deployed = loopback.run(deployment(recipe, settings), parts(), Path(folder))
     assert deployed == digest(simulated(recipe, settings, True)), "not the bits of the simulation"

@@ -359,103 +359,109 @@ def _check(c: Component, setting: Setting) -> None:
             _check_owner(c, claim)
     if c.packing is not None:
         _check_owner(c, Exclusive.UPDATE)
-    if overrides(c, "finish") and not overrides(c, "exchanges"):
-        raise RecipeError(
-            f"{c.name!r} has `finish`, which is called only where `exchanges` counts it",
-            allowed="`exchanges` that returns Exchanges(finish=1)",
-        )
-    needs = c.needs
-    split = {HEAD, BODY} & needs.personal
-    if (needs.features or needs.classifier or split) and not setting.features:
-        raise RecipeError(
-            f"{c.name!r} needs a linear classifier that is trained, with features before it, and "
-            "the network has none",
-            allowed="a network whose logits are a linear layer's output",
-        )
-    if overrides(c, "refine") and c.needs.replies != Replies.MODELS:
-        raise RecipeError(
-            f"{c.name!r} replaces clients' models in `refine`",
-            allowed="with Needs(replies=Replies.MODELS)",
-        )
-    if setting.no_sample_gradients and Algorithm((c,)).per_sample is not None:
-        raise RecipeError(
-            f"{c.name!r} takes the gradient of each sample by itself, and "
-            f"{setting.no_sample_gradients}",
-            allowed="a network without batch norms, dropout and recurrent layers",
-        )
-    if c.needs.activations and not setting.activations:
-        raise RecipeError(
-            f"{c.name!r} needs the activations of all layers, which the network does not tell",
-            allowed="one of ours",
-        )
-    if c.needs.classes and not setting.classes:
-        raise RecipeError(
-            f"{c.name!r} needs targets that are classes, and this loss has none",
-            allowed="cross_entropy, or a method without classes",
-        )
-    if setting.deployed and overrides(c, "choose") and setting.cohort == setting.n_clients:
-        raise RecipeError(
-            f"{c.name!r} chooses the clients of a round, and all {setting.n_clients} silos take "
-            "part",
-            allowed="a cohort of fewer silos",
-        )
-    if setting.deployed and (c.needs.pooled or c.needs.public is Public.TEST_SET):
-        why = (
-            "one model on the data of all, which may not leave their silos"
-            if c.needs.pooled
-            else "on the test set"
-        )
-        raise RecipeError(f"{c.name!r} is for simulations and can't be deployed: it trains {why}")
+    for holds, what, allowed in _limits(c, setting):
+        if holds:
+            raise RecipeError(f"{c.name!r} {what}", allowed=allowed)
+
+
+def _limits(c: Component, setting: Setting) -> list[tuple[bool, str, str]]:
+    """(whether it holds, what is wrong with a component here, what is allowed) of every rule."""
+    needs, silos = c.needs, setting.deployed
+    split = bool({HEAD, BODY} & needs.personal)
+    without_samples = setting.no_sample_gradients
+    return [
+        (
+            overrides(c, "finish") and not overrides(c, "exchanges"),
+            "has `finish`, which is called only where `exchanges` counts it",
+            "`exchanges` that returns Exchanges(finish=1)",
+        ),
+        (
+            (needs.features or needs.classifier or split) and not setting.features,
+            "needs a linear classifier that is trained, with features before it, and the network "
+            "has none",
+            "a network whose logits are a linear layer's output",
+        ),
+        (
+            overrides(c, "refine") and needs.replies != Replies.MODELS,
+            "replaces clients' models in `refine`",
+            "with Needs(replies=Replies.MODELS)",
+        ),
+        (
+            bool(without_samples) and Algorithm((c,)).per_sample is not None,
+            f"takes the gradient of each sample by itself, and {without_samples}",
+            "a network without batch norms, dropout and recurrent layers",
+        ),
+        (
+            needs.activations and not setting.activations,
+            "needs the activations of all layers, which the network does not tell",
+            "one of ours",
+        ),
+        (
+            needs.classes and not setting.classes,
+            "needs targets that are classes, and this loss has none",
+            "cross_entropy, or a method without classes",
+        ),
+        (
+            silos and overrides(c, "choose") and setting.cohort == setting.n_clients,
+            f"chooses the clients of a round, and all {setting.n_clients} silos take part",
+            "a cohort of fewer silos",
+        ),
+        (
+            silos and needs.pooled,
+            "is for simulations and can't be deployed: it trains one model on the data of all, "
+            "which may not leave their silos",
+            "",
+        ),
+        (
+            silos and needs.public is Public.TEST_SET,
+            "is for simulations and can't be deployed: it trains on the test set",
+            "",
+        ),
+    ]
 
 
 def _unsound(a: Component, b: Component) -> str:
     """Why `a` can't be combined with `b`, in what they need; "" if it can."""
-    if Exclusive.RECEIVED in a.exclusive and (why := _of_one_model(b)):
-        return f"{a.name!r} sends clients models of its own in place of w_t, and {b.name!r} {why}"
-    if {Exclusive.RECEIVED, Exclusive.OWN_MODEL} <= a.exclusive and b.exclusive & OF_SERVER:
-        return f"{b.name!r} changes the server's one model, and with {a.name!r} no client has it"
-    if a.needs.pooled:
-        return (
-            f"{a.name!r} trains one model on all data, so there are no clients for another "
-            "method to act on"
-        )
-    if {HEAD, BODY} <= a.needs.personal:
-        return f"{a.name!r} averages no model, so there is none for another method to act on"
-    if a.needs.no_training:
-        return (
-            f"{a.name!r} takes no local step, so there is no training for another method to act on"
-        )
-    if a.needs.fixed_body and (b.needs.fixed_classifier or HEAD in b.needs.personal):
-        return f"{a.name!r} fixes the layers before the classifier, so nothing would be averaged"
-    if a.packing is not None and overrides(b, "refine") and overrides(b, "answer"):
-        return f"{a.name!r} compresses updates, and {b.name!r} lets clients send whole models again"
-    if a.needs.personal and b.needs.whole_models:
-        kept = " and ".join(sorted(KEPT.get(part, part) for part in a.needs.personal))
-        return (
-            f"{a.name!r} keeps the {kept} on the clients, and {b.name!r} needs whole models "
-            "outside of local training"
-        )
-    if a.needs.personal and overrides(b, "own_model"):
-        return (
-            f"{a.name!r} makes a client's own model of the received one and a part that it keeps, "
-            f"{b.name!r} in another way, and a client is tested with one"
-        )
-    if Exclusive.START in a.exclusive and (Exclusive.DRIFT in b.exclusive or b.needs.steps):
-        return (
-            f"{a.name!r} starts local training elsewhere than at the received model, from where "
-            f"{b.name!r} counts a client's way"
-        )
-    if a.needs.personal_first and b.needs.steps:
-        return (
-            f"the clients of {a.name!r} take steps that leave the shared part as it is, and "
-            f"{b.name!r} counts them in a client's way"
-        )
-    if HEAD in a.needs.personal and (b.needs.classifier or b.needs.fixed_classifier):
-        return (
-            f"{a.name!r} keeps the {KEPT[HEAD]} on the clients, and {b.name!r} needs one that all "
-            "share"
-        )
-    return ""
+    mine, other = a.needs, b.needs
+    one_model = _of_one_model(b)
+    kept = " and ".join(sorted(KEPT.get(part, part) for part in mine.personal))
+    rules = {
+        f"{a.name!r} sends clients models of its own in place of w_t, and {b.name!r} {one_model}": (
+            Exclusive.RECEIVED in a.exclusive and one_model
+        ),
+        f"{b.name!r} changes the server's one model, and with {a.name!r} no client has it": (
+            {Exclusive.RECEIVED, Exclusive.OWN_MODEL} <= a.exclusive and b.exclusive & OF_SERVER
+        ),
+        f"{a.name!r} trains one model on all data, so there are no clients for another method to "
+        "act on": mine.pooled,
+        f"{a.name!r} averages no model, so there is none for another method to act on": (
+            {HEAD, BODY} <= mine.personal
+        ),
+        f"{a.name!r} takes no local step, so there is no training for another method to act on": (
+            mine.no_training
+        ),
+        f"{a.name!r} fixes the layers before the classifier, so nothing would be averaged": (
+            mine.fixed_body and (other.fixed_classifier or HEAD in other.personal)
+        ),
+        f"{a.name!r} compresses updates, and {b.name!r} lets clients send whole models again": (
+            a.packing is not None and overrides(b, "refine") and overrides(b, "answer")
+        ),
+        f"{a.name!r} keeps the {kept} on the clients, and {b.name!r} needs whole models outside of "
+        "local training": mine.personal and other.whole_models,
+        f"{a.name!r} makes a client's own model of the received one and a part that it keeps, "
+        f"{b.name!r} in another way, and a client is tested with one": (
+            mine.personal and overrides(b, "own_model")
+        ),
+        f"{a.name!r} starts local training elsewhere than at the received model, from where "
+        f"{b.name!r} counts a client's way": (
+            Exclusive.START in a.exclusive and (Exclusive.DRIFT in b.exclusive or other.steps)
+        ),
+        f"the clients of {a.name!r} take steps that leave the shared part as it is, and {b.name!r} "
+        "counts them in a client's way": mine.personal_first and other.steps,
+        f"{a.name!r} keeps the {KEPT[HEAD]} on the clients, and {b.name!r} needs one that all "
+        "share": HEAD in mine.personal and (other.classifier or other.fixed_classifier),
+    }
+    return next((why for why, holds in rules.items() if holds), "")
 
 
 def _of_one_model(c: Component) -> str:

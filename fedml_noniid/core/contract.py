@@ -426,22 +426,19 @@ def check_kind(c: Component) -> None:
             allowed="hooks; the name of a helper begins with _",
             meant=closest(name, _public(Component)),
         )
-    if c.weights not in get_args(Weights):
-        allowed = ", ".join(get_args(Weights))
-        raise RecipeError(
-            f"{c.name!r}: weights = {shown(c.weights)} is refused; allowed: {allowed}"
-        )
-    if not isinstance(c.needs, Needs):
-        raise RecipeError(f"{c.name!r}: needs = {shown(c.needs)} is refused; allowed: Needs(...)")
-    if not isinstance(c.packing, Packing | None):
-        raise RecipeError(
-            f"{c.name!r}: packing = {shown(c.packing)} is refused; allowed: an object with `pack` "
-            "and `unpack`"
-        )
-    if not all(isinstance(claim, Exclusive) for claim in c.exclusive):
-        raise RecipeError(
-            f"{c.name!r}: exclusive = {shown(c.exclusive)} is refused; allowed: a set of Exclusive"
-        )
+    kinds = {  # of class variables and properties: what fits, and what is allowed
+        "weights": (c.weights in get_args(Weights), ", ".join(get_args(Weights))),
+        "needs": (isinstance(c.needs, Needs), "Needs(...)"),
+        "packing": (isinstance(c.packing, Packing | None), "an object with `pack` and `unpack`"),
+        "exclusive": (
+            all(isinstance(claim, Exclusive) for claim in c.exclusive),
+            "a set of Exclusive",
+        ),
+    }
+    for name, (fits, allowed) in kinds.items():
+        if not fits:
+            value = shown(getattr(c, name))
+            raise RecipeError(f"{c.name!r}: {name} = {value} is refused; allowed: {allowed}")
 
 
 def check_models(c: Component, state: Tree, server: Server) -> None:

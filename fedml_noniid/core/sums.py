@@ -194,7 +194,7 @@ def _total(weights: Tensor | None, stacked: Tree, divided: bool) -> Tree:
             omega = leaf.new_ones(len(leaf)) if weights is None else weights
             made[leaf.dtype] = Weights.from_numbers(omega, leaf.dtype, divided)
         weighting, rows = made[leaf.dtype], leaf.reshape(len(leaf), leaf.shape[1:].numel())
-        parts = (_parts_on_gpu if rows.is_cuda else _parts)(rows, weighting.factors)
+        parts = (_parts_of_all_levels if rows.is_cuda else _parts)(rows, weighting.factors)
         return (_value(parts) * weighting.unit).to(leaf.dtype).reshape(leaf.shape[1:])
 
     return tree_map(total, stacked)
@@ -206,21 +206,13 @@ def _parts(rows: Tensor, factors: Tensor) -> Parts:
     whole = _compiled(rows, factors)
     if whole is not None:
         return {0: (whole, None)}
-    most = _largest(rows)
-    if bool((most <= 2.0**NEAR).all()):
+    if bool((_largest(rows) <= 2.0**NEAR).all()):
         return {0: _rounded(rows, factors, PIECE, _sum)}
-    level = _levels(most)
-    there = set(level.tolist())
-    parts: Parts = {LEVELS: (factors.new_tensor(math.nan), None)} if LEVELS in there else {}
-    for at in {0, *there} - {LEVELS}:
-        mine = level == at
-        chosen = rows if bool(mine.all()) else rows[mine]
-        parts[at] = _rounded(chosen, factors[mine] / 2.0 ** (STEP * at), PIECE, _sum)
-    return parts
+    return _parts_of_all_levels(rows, factors)
 
 
-def _parts_on_gpu(rows: Tensor, factors: Tensor) -> Parts:
-    """The same where the host would wait for an answer, so every level is there."""
+def _parts_of_all_levels(rows: Tensor, factors: Tensor) -> Parts:
+    """The same without a look at the rows, for which the host would wait for a GPU."""
     level, (whole, rest) = _by_level(rows, factors)
     parts = {at: (whole[at], None if rest is None else rest[at]) for at in range(LEVELS)}
     return parts | {LEVELS: (0.0 / (level != LEVELS).all(), None)}  # 0, or NaN
@@ -234,7 +226,7 @@ def _by_level(rows: Tensor, factors: Tensor) -> tuple[Tensor, tuple[Tensor, Tens
     def by_level(rounded: Tensor) -> Tensor:
         return rounded.new_zeros(LEVELS + 1, rounded.shape[1]).index_add_(0, level, rounded)
 
-    size = max(PIECE, ON_GPU // max(len(rows), 1))
+    size = max(PIECE, ON_GPU // max(len(rows), 1)) if rows.is_cuda else PIECE
     return level, _rounded(rows, factors / units[level], size, by_level)
 
 

@@ -21,7 +21,6 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.credentials.certificates import (
     BROKEN,
     COMMAND,
-    check_issued,
     key_of,
     list_of,
     name,
@@ -83,7 +82,7 @@ def renew(folder: Path, rank: int, days: int = KIT_DAYS) -> str:
     """
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
-        *_, old = _of_known(folder, ca, rank)
+        old = _recorded(folder, rank)[-1]
         _issue(folder, ca, rank, days)
     return (
         f"{folder / str(rank)} goes to {name(rank)}, which takes it at its next connection\n"
@@ -103,7 +102,7 @@ def revoke(folder: Path, rank: int) -> str:
     with _exclusive_ownership(folder):
         ca = _CA.read(folder)
         revoked = list(ca.crl)
-        for certificate in _of_known(folder, ca, rank):
+        for certificate in _recorded(folder, rank):
             if certificate.not_valid_after_utc > now() and not ca.lists(certificate):
                 builder = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
                 revoked.append(builder.revocation_date(now()).build())
@@ -124,7 +123,7 @@ def show(folder: Path) -> str:
     with _exclusive_ownership(folder):
         ca, lines = _CA.read(folder), []
         for rank in _ranks(folder):
-            certificate = _present(folder, ca, rank)
+            certificate = _recorded(folder, rank)[-1]
             state = "revoked" if ca.lists(certificate) else "not revoked"
             lines.append(
                 f"{rank:4}  {name(rank):10}  {certificate.serial_number:040x}  "
@@ -210,49 +209,37 @@ def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     return files | ({"crl.pem": ca.crl.public_bytes(Encoding.PEM)} if rank == 0 else {})
 
 
-def _present(folder: Path, ca: _CA, rank: int) -> x509.Certificate:
-    """The certificate in the kit of `rank`. Raises UserError."""
-    path = folder / str(rank) / "own.crt"
-    remedy = f"put the certificate of {name(rank)} back here; `{COMMAND} show` lists the kits"
-    certificate = read_certificate(path, remedy)
-    check_issued(path, certificate, ca.certificate, remedy)
-    return certificate
-
-
 def _issue(folder: Path, ca: _CA, rank: int, days: int) -> None:
     """Makes a kit of `rank` in place of an earlier one. Raises UserError.
 
     Its certificate is recorded first: nothing may be valid that `revoke` does not know.
     """
-    kit, known = _new_kit(ca, rank, days), _issued(folder, ca, rank)
+    kit, record = _new_kit(ca, rank, days), _record(folder, rank)
+    known = _recorded(folder, rank) if record.exists() else []
     valid = [certificate for certificate in known if certificate.not_valid_after_utc > now()]
     old = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in valid)
-    write_whole(folder / "ca" / f"{rank}.pem", old + kit["own.crt"], private=True)
+    write_whole(record, old + kit["own.crt"], private=True)
     replace_folder(folder / str(rank), kit, private=True)
 
 
-def _issued(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
-    """The certificates of `rank` that were recorded, and that of its kit, if it is here.
+def _record(folder: Path, rank: int) -> Path:
+    """The file with the certificates that `rank` has had, the newest one last."""
+    return folder / "ca" / f"{rank}.pem"
 
-    After a kill, the kit of the newest one may never have been written. Raises UserError.
+
+def _recorded(folder: Path, rank: int) -> list[x509.Certificate]:
+    """The certificates of a rank that has had a kit. Raises UserError.
+
+    After a kill, the kit of the newest one may never have been written.
     """
-    path, certificates = folder / "ca" / f"{rank}.pem", list[x509.Certificate]()
+    path = _record(folder, rank)
+    if not path.exists():
+        most = max((int(path.stem) for path in path.parent.glob("[0-9]*.pem")), default=0)
+        raise UserError(path=("--rank",), value=rank, allowed=f"a rank with a kit, 0 to {most}")
     try:
-        if path.exists():
-            certificates = x509.load_pem_x509_certificates(read(path, RESTORE))
+        return x509.load_pem_x509_certificates(read(path, RESTORE))
     except BROKEN:
         raise UserError(f"{path}: is damaged; {RESTORE}") from None
-    if (folder / str(rank)).exists():
-        certificates.append(_present(folder, ca, rank))
-    return [*dict.fromkeys(certificates)]
-
-
-def _of_known(folder: Path, ca: _CA, rank: int) -> list[x509.Certificate]:
-    """The same of a rank that has had a kit. Raises UserError."""
-    if matching := _issued(folder, ca, rank):
-        return matching
-    most = max((int(path.stem) for path in (folder / "ca").glob("[0-9]*.pem")), default=0)
-    raise UserError(path=("--rank",), value=rank, allowed=f"a rank with a kit, 0 to {most}")
 
 
 def _ranks(folder: Path) -> list[int]:

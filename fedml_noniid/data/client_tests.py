@@ -41,10 +41,20 @@ def of_users(
     """
     if data.train_owner is None or owners is None or not goes_by_owner(kind):
         return None
-    trained, others, lists = data.train_owner.numpy(), owners.numpy(), Ragged.from_lists(clients)
-    client = _of_users(lists, trained, int(others.max(initial=0)))
-    is_apart = (client[trained[lists.flat]] == lists.holder).all()  # no user is in two clients
-    return of_owners(lists, trained, others) if is_apart else None
+    return of_owners(Ragged.from_lists(clients), data.train_owner.numpy(), owners.numpy())
+
+
+def of_owners(clients: Ragged, train_owners: Ints, owners: Ints) -> Ragged | None:
+    """The positions of each client's own users among samples with `owners` [m], ascending.
+
+    `clients` are positions in the training set, with `train_owners` [n]. None if a user is in two
+    clients.
+    """
+    client = np.full(1 + max(int(train_owners.max()), int(owners.max(initial=0))), -1)
+    user = train_owners[clients.flat]
+    client[user] = clients.holder
+    is_apart = (client[user] == clients.holder).all()
+    return by_client(client[owners], len(clients)) if is_apart else None
 
 
 def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> Ragged:
@@ -66,23 +76,6 @@ def in_proportion(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> 
                 np.arange(n_clients), _proportional(of_class, len(members), rng)
             )
     return by_client(client, n_clients)
-
-
-def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) -> Ragged:
-    """The test samples of each client's own users; positions, ascending.
-
-    `clients` are positions in the training set; no user is in two clients. The owners are [n] and
-    [m].
-    """
-    client = _of_users(Ragged.from_lists(clients), train_owners, int(test_owners.max(initial=0)))
-    return by_client(client[test_owners], len(clients))
-
-
-def _of_users(clients: Ragged, owners: Ints, last: int) -> Ints:
-    """A client of each user; -1 for users without one. There are users up to number `last`."""
-    client = np.full(1 + max(int(owners.max()), last), -1)
-    client[owners[clients.flat]] = clients.holder
-    return client
 
 
 def _proportional(weights: Ints, total: int, rng: np.random.Generator) -> Ints:

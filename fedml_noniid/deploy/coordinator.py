@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 END_NOTICE_S = 10.0  # how long a server that ends waits for silos to hear it
 MAX_PROCESSES = 16  # of a silo, that the server remembers
 TICK_S = 0.1  # the main thread looks so often whether a time limit has passed
-MAX_ROUND_LINES = 3  # log lines of a round beside the one at its end
 LOG = logging.getLogger(__name__)
 # The reply in an upload of a client with n_k samples. Raises RefusedError.
 Check = Callable[[wire.Up, int, int | None], Tree | None]
@@ -51,7 +50,7 @@ class Coordinator:
         noted: Noted = lambda *_: None,
     ) -> None:
         """`study`: the SHA-256 of the server's study; `rounds` for the status only. `noted` hears
-        of the first refusal of each caller and kind."""
+        of the first refusal of each caller and kind in a round."""
         self.comm, self.silos, self.study, self.run, self.rounds = comm, silos, study, run, rounds
         self._noted = noted
         self._error: UserError | None = None  # why the run can't go on
@@ -70,9 +69,7 @@ class Coordinator:
         self._answers: dict[int, Tree] = {}
         self._failed: dict[int, str] = {}
         self._ending: Task | None = None
-        self._logged: set[tuple[str, str]] = set()  # (name in the certificate, refusal)
-        self._warned: set[int] = set()  # clients whose failure in this exchange has its line
-        self._events = 0
+        self._logged = set[tuple[str | int, str]]()  # what has its line in this round
 
     # the silos' side: called by the event loop, and by the thread of the checks
     # ----------------------------------------------------------------------------------------------
@@ -97,7 +94,7 @@ class Coordinator:
             if client in self._lines:
                 self._lines[client].end(replaced if is_new else broken)
             else:
-                self._note(f"{name} is there")
+                self._log((client, "is there"), f"{name} is there", logging.INFO)
             self._lines[client] = line
         self._news.set()
         return wire.Welcome(run=self.run)
@@ -109,7 +106,7 @@ class Coordinator:
                 del self._lines[client]
                 self._last_contact[client] = time.monotonic()
                 if self._ending is None:
-                    self._note(f"{wire.silo(client)} has left")
+                    self._log((client, "left"), f"{wire.silo(client)} has left", logging.INFO)
         self._news.set()
 
     def task(self, client: int) -> Task | Down | None:
@@ -157,14 +154,13 @@ class Coordinator:
     def refuse(self, who: str, refusal: RefusedError) -> None:
         """Counts a call or message that was not taken.
 
-        The first of each caller and kind has a line in the log.
+        The first of each caller and kind in a round has a line in both logs.
         """
         with self._lock:
             self.refused[refusal.name] += 1
-            if (who, refusal.name) not in self._logged:
-                self._logged.add((who, refusal.name))
+            line = f"refused from {one_line(who)} ({refusal.name}): {refusal}"
+            if self._log((who, refusal.name), line):
                 self._noted(who, refusal)
-                LOG.warning("refused from %s (%s): %s", one_line(who), refusal.name, refusal)
 
     def give_up(self, error: UserError) -> None:
         """Lets the main thread raise an error of the event loop."""
@@ -231,7 +227,8 @@ class Coordinator:
         asked = down.question.to
         with self._lock:
             self._down, self._schema, self._check = down, schema, check
-            self._left, self._answers, self._failed, self._warned = {*asked}, {}, {}, set()
+            self._left, self._answers, self._failed = {*asked}, {}, {}
+            self._logged -= {(client, "failed") for client in asked}
             self._since = time.monotonic()
             for client in self._left & self._lines.keys():
                 self._lines[client].wake()
@@ -276,10 +273,8 @@ class Coordinator:
         """Writes the one line at the end of a round."""
         with self._lock:
             counts = [f"{n} {name}" for name, n in sorted(self.refused.items())]
-            line += f"; refused {', '.join(counts)}" if counts else ""
-            more = self._events - MAX_ROUND_LINES
-            LOG.info("%s", f"{line}; {more} more events" if more > 0 else line)
-            self._events = 0
+            LOG.info("%s", f"{line}; refused {', '.join(counts)}" if counts else line)
+            self._logged.clear()
             self.refused.clear()
 
     # with the lock
@@ -320,12 +315,13 @@ class Coordinator:
     def _note_failure(self, client: int, why: str) -> None:
         who = wire.silo(client)
         self._failed[client] = one_line(why if who in why else f"{who}: {why}", 1000)
-        if client not in self._warned:
-            LOG.warning(self._failed[client])
-        self._warned.add(client)
+        self._log((client, "failed"), self._failed[client])
 
-    def _note(self, text: str) -> None:
-        """Writes a log line, unless the round has had enough of them."""
-        self._events += 1
-        if self._events <= MAX_ROUND_LINES:
-            LOG.info(text)
+    def _log(self, what: tuple[str | int, str], line: str, level: int = logging.WARNING) -> bool:
+        """Writes a line, if the round has none for `what` yet, and says whether it did: others
+        decide how often something happens."""
+        is_new = what not in self._logged
+        self._logged.add(what)
+        if is_new:
+            LOG.log(level, "%s", line)
+        return is_new

@@ -190,11 +190,11 @@ def _agreed(
     ids = [shard.rank] if shard.rank else [*range(1, silos + 1)]
     vars(args).update(rounds=terms.plan.rounds, comm_round=terms.plan.rounds)
     vars(args).update(client_id_list=str(ids), worker_num=silos, client_num_per_round=silos)
-    if deployment.cohort < silos:
-        args.cohort = deployment.cohort
+    if terms.plan.cohort < silos:
+        args.cohort = terms.plan.cohort
     logging.getLogger().info(
         "recipe %s: %d rounds, in %d exchanges; %d of %d silos train in a round",
-        *(terms.algorithm.name, terms.plan.rounds, terms.comm_round, deployment.cohort, silos),
+        *(terms.algorithm.name, terms.plan.rounds, terms.comm_round, terms.plan.cohort, silos),
     )
     return deployment, terms
 

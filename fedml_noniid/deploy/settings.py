@@ -75,6 +75,11 @@ def _template(path: str) -> str:
     return path
 
 
+def path_of(template: str, rank: int) -> Path:
+    """The path of a process."""
+    return Path(template.replace("{rank}", str(rank)))
+
+
 def _address(server: str) -> str:
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -299,10 +304,6 @@ class CommArgs(Section):
         host, _, port = self.server.rpartition(":")
         return host.strip("[]"), int(port)
 
-    def kit_of(self, rank: int) -> Path:
-        """The folder with the certificates of a process."""
-        return Path(self.kit.replace("{rank}", str(rank)))
-
     def check_free(self) -> None:
         """UserError unless a server can listen at `server`."""
         try:
@@ -384,15 +385,10 @@ class Deployment(Section):
         """N."""
         return self.train_args.client_num_in_total
 
-    @property
-    def cohort(self) -> int:
-        """M, silos per round."""
-        return self.train_args.per_round
-
     def plan(self, network: Model) -> Plan:
         """How the run trains; `network`: for the samples of this process."""
         train = self.train_args
-        return Plan(network, train, train.rounds, self.cohort, self.common_args.random_seed)
+        return Plan(network, train, train.rounds, train.per_round, self.common_args.random_seed)
 
     def network(
         self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None
@@ -403,11 +399,11 @@ class Deployment(Section):
 
     def shard(self, rank: int) -> Path:
         """The data file of a process."""
-        return Path(self.data_args.shard.replace("{rank}", str(rank)))
+        return path_of(self.data_args.shard, rank)
 
     def kit(self, rank: int) -> Path:
         """The folder with the certificates of a process."""
-        return self.comm_args.kit_of(rank)
+        return path_of(self.comm_args.kit, rank)
 
     def yaml(self) -> str:
         """The file's text."""
@@ -426,15 +422,12 @@ def read(path: Path) -> Deployment:
     return check(read_yaml(path, ALLOWED, str(path)), str(path))
 
 
-def read_places(path: Path) -> tuple[CommArgs, TrackingArgs]:
+def read_comm(path: Path) -> CommArgs:
     """Returns address and files of the process that a file describes; the rest is not parsed, so no
     code of a user is imported. Raises UserError."""
     content = read_yaml(path, ALLOWED, str(path))
-    sections = content.get("comm_args") or {}, content.get("tracking_args") or {}
     with located("comm_args", source=str(path)):
-        comm = validated(CommArgs, sections[0])
-    with located("tracking_args", source=str(path)):
-        return comm, validated(TrackingArgs, sections[1])
+        return validated(CommArgs, content.get("comm_args") or {})
 
 
 def check(content: object, source: str) -> Deployment:
@@ -579,7 +572,7 @@ def terms(
                 *("client_id_list", "client_num_per_round"),
             }
         )
-        | {"cohort": deployment.cohort},
+        | {"cohort": plan.cohort},
         "seed": plan.seed,
         "device": deployment.device_args.model_dump(),
         "own_code": own,

@@ -144,6 +144,13 @@ class Callback:
         vars(self).update(state)
 
 
+class Stateless(Callback):
+    """A callback that keeps nothing from round to round."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
 @dataclass
 class EarlyStop(Callback):
     """Stops a run that no longer improves on the validation split.
@@ -194,16 +201,13 @@ class EarlyStop(Callback):
 
 
 @dataclass
-class OnRow(Callback):
+class OnRow(Stateless):
     """Calls a function with each new row."""
 
     call: Callable[[Row], None]
 
     def on_round(self, run: CurrentRun, row: Row) -> None:
         self.call(row)
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass
@@ -215,7 +219,7 @@ class _Tracker(Callback):
     run_id: str = field(default="", init=False)  # of the tracker; a run that goes on keeps it
 
     def __post_init__(self) -> None:
-        self._writer: Any = None
+        self._writer: tuple[Callable[[Row], None], Callable[[], None]] | None = None
 
     def on_start(self, run: CurrentRun) -> None:
         extras.require(self.EXTRA)
@@ -225,21 +229,16 @@ class _Tracker(Callback):
             self.run_id = self.run_id or uuid.uuid4().hex[:8]
             name = f"{run.start.algorithm.name}-{run.start.plan.seed}-{self.run_id}"
             self._writer = self._open(name, int(row["round"]))
-        self._write({name: value for name, value in row.items() if math.isfinite(value)})
+        write, close = self._writer
+        write({name: value for name, value in row.items() if math.isfinite(value)})
         if run.over:
-            self._close()
+            close()
 
     def state(self) -> dict[str, Any]:
         return {"run_id": self.run_id}
 
-    def _open(self, name: str, first: int) -> Any:
-        """The tracker's writer of a run whose next round is `first`."""
-        raise NotImplementedError
-
-    def _write(self, row: Row) -> None:
-        raise NotImplementedError
-
-    def _close(self) -> None:
+    def _open(self, name: str, first: int) -> tuple[Callable[[Row], None], Callable[[], None]]:
+        """(writes a row, ends the run) of the tracker, for a run whose next round is `first`."""
         raise NotImplementedError
 
 
@@ -253,19 +252,18 @@ class TensorBoard(_Tracker):
     EXTRA = extras.TENSORBOARD
     folder: str = "tensorboard"
 
-    def _open(self, name: str, first: int) -> Any:
+    def _open(self, name: str, first: int) -> tuple[Callable[[Row], None], Callable[[], None]]:
         from torch.utils.tensorboard import SummaryWriter
 
         # Rounds that a killed process wrote after its checkpoint are run, and written, again.
-        return SummaryWriter(f"{self.folder}/{name}", purge_step=first)
+        writer: Any = SummaryWriter(f"{self.folder}/{name}", purge_step=first)
 
-    def _write(self, row: Row) -> None:
-        for name, value in row.items():
-            self._writer.add_scalar(name, value, int(row["round"]))
-        self._writer.flush()
+        def write(row: Row) -> None:
+            for name, value in row.items():
+                writer.add_scalar(name, value, int(row["round"]))
+            writer.flush()
 
-    def _close(self) -> None:
-        self._writer.close()
+        return write, writer.close
 
 
 @dataclass
@@ -280,10 +278,10 @@ class WandB(_Tracker):
     project: str = "fedml-noniid"
     mode: Literal["offline", "online"] = "offline"
 
-    def _open(self, name: str, first: int) -> Any:
+    def _open(self, name: str, first: int) -> tuple[Callable[[Row], None], Callable[[], None]]:
         import wandb
 
-        return wandb.init(
+        run: Any = wandb.init(
             project=self.project,
             name=name,
             id=self.run_id,
@@ -292,12 +290,7 @@ class WandB(_Tracker):
             dir=self.folder,
             reinit=True,
         )
-
-    def _write(self, row: Row) -> None:
-        self._writer.log(row, step=int(row["round"]))
-
-    def _close(self) -> None:
-        self._writer.finish()
+        return lambda row: run.log(row, step=int(row["round"])), run.finish
 
 
 CALLBACKS: dict[str, type[Callback]] = {

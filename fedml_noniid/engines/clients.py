@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Protocol, cast
 
@@ -81,7 +82,8 @@ class Clients:
         self._draws = (
             bool(self.algorithm.components) or cast("Model", self.task.network).draws or read
         )
-        self._drawing: tuple[int, Streams] | None = None  # the last ones
+        # The clients' streams of a round: those of the last one are asked for again.
+        self._streams = lru_cache(maxsize=1)(partial(Streams, self.seed, "batches"))
         self.noised: Noised = noised  # a silo's own in its place
 
     @property
@@ -121,12 +123,6 @@ class Clients:
             )
             for client in clients
         ]
-
-    def _streams(self, round_: int) -> Streams:
-        """The clients' streams of a round."""
-        if self._drawing is None or self._drawing[0] != round_:
-            self._drawing = round_, Streams(self.seed, "batches", round_)
-        return self._drawing[1]
 
     def keys(self, ask: Ask, round_: int) -> Tensor:
         """The keys of the clients' random numbers in a job, [M], on the host.

@@ -12,7 +12,7 @@ from fedml_noniid.core.component import overrides
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.ragged import lists_of
 from fedml_noniid.engines import schedule as schedules
-from fedml_noniid.engines.callbacks import Callback, Columns, RoundEnd
+from fedml_noniid.engines.callbacks import Callback, Columns, RoundEnd, Stateless
 from fedml_noniid.engines.callbacks import Exchange as Exchanged
 from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.plan import Plan
@@ -78,7 +78,7 @@ class ClockOfChosen(Callback):
         self.now = state["clock_us"]
 
 
-class _Messages(Callback):
+class _Messages(Stateless):
     """Counts the bytes of each exchange of one client."""
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -91,9 +91,6 @@ class _Messages(Callback):
         up, down = (sum(counts.values()) for counts in self._meter.read())
         self._meter.forget()
         self.by_round[exchange.round].append((exchange.ask.owner, down, up))
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
 
 def scheduled(algorithm: Algorithm, federation: Federation, plan: Plan) -> tuple[Plan, Federation]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedml_noniid.core.errors import UserError, located, shown
 from fedml_noniid.core.trees import Params
 from fedml_noniid.data.drift import Drift
-from fedml_noniid.engines.callbacks import Callback, Columns, CurrentRun, RoundEnd
+from fedml_noniid.engines.callbacks import Columns, CurrentRun, RoundEnd, Stateless
 from fedml_noniid.engines.evaluation import outputs_of
 from fedml_noniid.metrics import METRICS
 from fedml_noniid.own_code import call, check_arguments, function_of
@@ -81,7 +81,7 @@ def metric_of(name: str, options: Mapping[str, Any]) -> Metric:
     return Metric(getattr(function, "__name__", type(function).__name__), function, options)
 
 
-class Measuring(Callback):
+class Measuring(Stateless):
     """Measures metrics on the test set and the validation split.
 
     Where labels drift, a metric is the mean over all clients, as accuracy is. Where clients keep a
@@ -105,9 +105,6 @@ class Measuring(Callback):
         if not end.evaluating or end.task.own_models:
             return self._nothing
         return self._measured(end.task.network, end.model, end.number)
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
     def _measured(
         self, network: Any, model: tuple[Params, Params], round_: int

@@ -17,7 +17,15 @@ from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import NonFiniteError
 from fedml_noniid.core.task import Task
 from fedml_noniid.core.trees import Params, leaf_row_norms, norm, row_norms, together, tree_map
-from fedml_noniid.engines.callbacks import Callback, Columns, CurrentRun, Exchange, RoundEnd, Row
+from fedml_noniid.engines.callbacks import (
+    Callback,
+    Columns,
+    CurrentRun,
+    Exchange,
+    RoundEnd,
+    Row,
+    Stateless,
+)
 from fedml_noniid.engines.client_tests import scores as client_scores
 from fedml_noniid.engines.clients import numbers
 from fedml_noniid.engines.evaluation import (
@@ -34,7 +42,7 @@ from fedml_noniid.engines.traffic import Meter
 TRIED = 256  # test samples for a new model that the server does not evaluate
 
 
-class Evaluation(Callback):
+class Evaluation(Stateless):
     """Tests the model of a round on the test set and the validation split.
 
     Where labels drift, the model is tested with the labels of the round, as the mean over all
@@ -99,9 +107,6 @@ class Evaluation(Callback):
 
     def on_round(self, run: CurrentRun, row: Row) -> None:
         self._observed = {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
     def _by_class(self, exchange: Exchange, reply: Reply) -> Tensor:
         """Test accuracy of the models of the clients that answered, by class, [M, C]; NaN for a

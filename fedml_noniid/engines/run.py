@@ -29,6 +29,7 @@ from fedml_noniid.engines.callbacks import (
     Exchange,
     RoundEnd,
     Row,
+    Stateless,
     call_hook,
     columns_of,
 )
@@ -334,7 +335,7 @@ class Run:
         return at if schedule is None else replace(at, staleness=schedule.staleness(t))
 
 
-class Checkpointing(Callback):
+class Checkpointing(Stateless):
     """Writes the checkpoints of a run, which goes on from the last one if there is one."""
 
     def __init__(self, checkpoints: Checkpoints, every: int = 1) -> None:
@@ -358,9 +359,6 @@ class Checkpointing(Callback):
             self.checkpoints.write(run.checkpoint())
             if run.clients is not None:
                 run.clients.memory.committed()
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
 
 def _without_scratch(done: RoundResult) -> RoundResult:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 
@@ -106,12 +107,8 @@ class Workers:
 def portion(sizes: Sequence[int], processes: int) -> int:
     """How many of the remaining clients one process takes at a time: half of its share of their
     samples."""
-    load, whole = 0, sum(sizes)
-    for number, size in enumerate(sizes, start=1):
-        load += size
-        if 2 * processes * load >= whole:
-            return number
-    return 0
+    loads, half = accumulate(sizes), sum(sizes) / (2 * processes)
+    return next((number for number, load in enumerate(loads, start=1) if load >= half), 0)
 
 
 def _work(

@@ -36,14 +36,6 @@ OF_SERVER = ("expires", "methods", "max_rounds")  # rules of a study alone: a se
 Patterns = Annotated[list[str], Field(min_length=1)]
 
 
-class Site(NamedTuple):
-    """What a site knows of itself when it decides."""
-
-    samples: int  # n_k; of a server: its test samples
-    today: datetime.date
-    rank: int
-
-
 class Policy(Section):
     """A policy.yaml. What it does not mention has the default of the template."""
 
@@ -78,22 +70,13 @@ class Policy(Section):
             own_code.import_only(policy.own_code, f"own_code in {path}")
         return policy, hashlib.sha256(content).hexdigest()
 
-    def check(self, path: Path, signed: Signed, deployment: Deployment, site: Site) -> None:
-        """PolicyError with every rule that refuses the study. `path`: of this policy."""
-        if mistakes := [
-            Mistake(f"{what}: refused by this rule", (key,), getattr(self, key), source=str(path))
-            for key, what in self._refusals(signed, deployment, site)
-            if site.rank or key in OF_SERVER
-        ]:
-            raise PolicyError.from_mistakes(mistakes)
-
-    def _refusals(
-        self, signed: Signed, deployment: Deployment, site: Site
+    def refusals(
+        self, wanted: study.Study, deployment: Deployment, samples: int, today: datetime.date
     ) -> Iterator[tuple[str, str]]:
         """(rule, what of the study it refuses)."""
-        wanted, train, dp = signed.study, deployment.train_args, deployment.dp_args
+        train, dp = deployment.train_args, deployment.dp_args
         asks, epochs = wanted.asks, 0 if train.local_steps else train.epochs
-        steps = train.local_steps or epochs * math.ceil(site.samples / train.batch_size)
+        steps = train.local_steps or epochs * math.ceil(samples / train.batch_size)
         methods = [name.strip() for name in train.recipe.split("+")]
         leaving = {
             key for message in wanted.messages.values() for key in (*message.up, *message.added)
@@ -105,8 +88,8 @@ class Policy(Section):
         summed = most * (dp.epsilon or 0.0) if local else math.inf
         # A ledger refuses what a budget does not allow. Without one, the most answers are added up.
         epsilon = min(summed, dp.budget_epsilon or math.inf)
-        if self.expires is not None and site.today > self.expires:
-            yield "expires", f"today is {site.today}"
+        if self.expires is not None and today > self.expires:
+            yield "expires", f"today is {today}"
         if other := [name for name in methods if not _matches(name, self.methods)]:
             yield "methods", f"the recipe has {', '.join(other)}"
         for key, number in (("rounds", train.rounds), ("epochs", epochs), ("steps", steps)):
@@ -116,8 +99,8 @@ class Policy(Section):
             yield "tensors", f"the study wants {shown(other[0])} and {len(other) - 1} others"
         if largest > self.max_upload_mb:
             yield "max_upload_mb", f"an answer has {largest:.1f} MB"
-        if site.samples < self.min_samples:
-            yield "min_samples", f"this site has {site.samples}"
+        if samples < self.min_samples:
+            yield "min_samples", f"this site has {samples}"
         if self.min_group > max(train.secure_sums, 1):
             view = f"sums over {train.secure_sums} silos" if train.secure_sums else "every answer"
             yield "min_group", f"the server sees {view}"
@@ -143,17 +126,27 @@ class Agreed(NamedTuple):
     policy: Policy
     policy_sha256: str  # of the bytes that were parsed
 
-    def check(self, site: Site) -> None:
-        """UserError with every rule of the policy that refuses the study."""
-        self.signed.check_date(site.today)
-        most = self.signed.study.train_args.limits[site.rank - 1] if site.rank else site.samples
-        if site.samples > most:
+    def check(self, rank: int, samples: int, today: datetime.date) -> None:
+        """UserError with every rule of the policy that refuses the study.
+
+        `samples`: n_k of a silo, test samples of the server.
+        """
+        self.signed.check_date(today)
+        deployment, source = self.deployment, self.deployment.comm_args.policy
+        most = self.signed.study.train_args.limits[rank - 1] if rank else samples
+        if samples > most:
             raise UserError(
-                f"{self.deployment.shard(site.rank)}: has {site.samples} samples",
+                f"{deployment.shard(rank)}: has {samples} samples",
                 allowed=f"{most}, train_args.max_samples of the study; ask its owner for more",
             )
-        path = Path(self.deployment.comm_args.policy)
-        self.policy.check(path, self.signed, self.deployment, site)
+        if mistakes := [
+            Mistake(
+                f"{what}: refused by this rule", (key,), getattr(self.policy, key), source=source
+            )
+            for key, what in self.policy.refusals(self.signed.study, deployment, samples, today)
+            if rank or key in OF_SERVER
+        ]:
+            raise PolicyError.from_mistakes(mistakes)
 
 
 @dataclass(frozen=True)
@@ -187,7 +180,7 @@ def read_agreed(path: Path) -> Agreed:
     The process's policy comes first: it says which code may be imported, and whose study is parsed.
     UserError if the file contradicts the study.
     """
-    comm, _ = settings.read_places(path)
+    comm = settings.read_comm(path)
     policy, sha256 = Policy.read(Path(comm.policy))
     own = settings.read(path)
     signed = Signed.read(Path(own.comm_args.study), [*policy.owners.values()])

@@ -10,9 +10,10 @@ bits however many threads share the chunks. Another size of chunks may change th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from threading import local
 from typing import Any, Literal, NamedTuple
@@ -26,7 +27,7 @@ from fedml_noniid.core.options import Count
 from fedml_noniid.core.trees import Params
 from fedml_noniid.data.dataset import Dataset, Raw, normalised
 from fedml_noniid.models import factories
-from fedml_noniid.models.modules import copied, our_name
+from fedml_noniid.models.modules import copied, hooked, our_name
 from fedml_noniid.models.settings import NetworkSettings, fitting, read_weights
 from fedml_noniid.own_code import running
 
@@ -41,7 +42,7 @@ class Backbone(NamedTuple):
     d: int  # numbers of a vector
 
 
-class Given(NamedTuple):
+class Sample(NamedTuple):
     """What a network is made for."""
 
     x: Tensor  # [1, ...], a normalised sample
@@ -74,7 +75,7 @@ class EmbedSettings(NetworkSettings):
         self, data: Dataset, threads: int = 1, device: torch.device | str = "cpu"
     ) -> Dataset:
         """The data set of the vectors [n, d] of the samples. UserError."""
-        sample = _given(data)
+        sample = _sample(data)
         backbone = self._backbone(sample, device)
         parts = []
         for raw in (data.train_x, data.test_x):
@@ -86,7 +87,7 @@ class EmbedSettings(NetworkSettings):
 
     def outline(self, data: Dataset) -> Dataset:
         """As `embedded`, with zeros in place of the vectors, which costs two passes. UserError."""
-        backbone = self._backbone(_given(data), "cpu")
+        backbone = self._backbone(_sample(data), "cpu")
         lengths = (len(data.train_y), len(data.test_y))
         return self._made_of(data, backbone, [torch.zeros(n, backbone.d) for n in lengths])
 
@@ -97,7 +98,7 @@ class EmbedSettings(NetworkSettings):
         """
         if not len(x):
             raise UserError("there is no sample to embed", allowed="at least one")
-        backbone = self._backbone(Given(x[:1].float(), n_classes, embedding), "cpu")
+        backbone = self._backbone(Sample(x[:1].float(), n_classes, embedding), "cpu")
         chunks = (part.float() for part in torch.split(x, self.batch))
         return self._scaled(backbone, chunks, threads=1)
 
@@ -111,7 +112,7 @@ class EmbedSettings(NetworkSettings):
         how = "channel" if self.normalise == "channel" else "none"
         return Dataset.from_raw(data.name, Raw(**raw), how)
 
-    def _scaled(self, backbone: Backbone, chunks: Iterable[Tensor], threads: int) -> Tensor:
+    def _scaled(self, backbone: Backbone, chunks: Iterator[Tensor], threads: int) -> Tensor:
         """All vectors, of length 1 if that is asked for."""
         vectors = torch.cat(self._running(lambda: list(passed(backbone.new, chunks, threads))))
         if not vectors.isfinite().all():
@@ -125,7 +126,7 @@ class EmbedSettings(NetworkSettings):
     def _what(self) -> str:
         return f"model {factories.described(self.model)!r}"
 
-    def _backbone(self, sample: Given, device: torch.device | str) -> Backbone:
+    def _backbone(self, sample: Sample, device: torch.device | str) -> Backbone:
         """The network with its weights, tried on one sample twice."""
         make = self._ours if self.model in factories.MODELS else self._own
         new, taken = make(sample, torch.device(device))
@@ -137,7 +138,7 @@ class EmbedSettings(NetworkSettings):
             )
         return Backbone(new, f"{taken} of {factories.described(self.model)}", once.shape[1])
 
-    def _ours(self, sample: Given, device: torch.device) -> tuple[Callable[[], Vectors], str]:
+    def _ours(self, sample: Sample, device: torch.device) -> tuple[Callable[[], Vectors], str]:
         """One of our networks."""
         if self.layer:
             raise UserError(
@@ -159,12 +160,12 @@ class EmbedSettings(NetworkSettings):
 
         return lambda: vectors, f"the input of {network.layers[-1].name}"
 
-    def _own(self, sample: Given, device: torch.device) -> tuple[Callable[[], Vectors], str]:
+    def _own(self, sample: Sample, device: torch.device) -> tuple[Callable[[], Vectors], str]:
         """A module of a user. Of text, it takes the numbers of the tokens as int64."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            facts = (sample.shape, sample.n_classes, sample.embedding)
-            module = self._running(factories.maker(self.model, self.model_options, *facts))
+            facts = factories.facts(sample.shape, sample.n_classes, sample.embedding)
+            module = self._running(factories.maker(self.model, self.model_options, facts))
         if not isinstance(module, nn.Module):
             raise UserError(
                 f"{self._what} gives a {type(module).__name__}", allowed="a torch.nn.Module"
@@ -204,36 +205,26 @@ class EmbedSettings(NetworkSettings):
             weights = read_weights(Path(self.init))
             left = {*unused}
             start = fitting({k: leaf for k, leaf in weights.items() if k not in left}, {**wanted})
-            missing = [name for name in wanted if name not in start and name not in left]
-            if missing:
-                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-                raise UserError(
-                    f"{self.init} lacks {missing[0]}{more}",
-                    allowed="all tensors that the vectors depend on",
-                )
+            for name in wanted:
+                if name not in {*start, *left}:
+                    allowed = "all tensors that the vectors depend on"
+                    raise UserError(f"{self.init} lacks {name}", allowed=allowed)
         return start
 
     def _tap(self, module: nn.Module, x: Tensor) -> tuple[Tap, str]:
         """Where the vectors are taken, and that in words."""
-        names = {part: name for name, part in module.named_modules()}
         if self.layer:
-            if self.layer not in names.values():
-                raise UserError(
-                    path=("layer",),
-                    value=self.layer,
-                    allowed=", ".join(filter(None, names.values())),
-                )
+            names = [name for name, _ in module.named_modules() if name]
+            if self.layer not in names:
+                raise UserError(path=("layer",), value=self.layer, allowed=", ".join(names))
             return Tap(module, self.layer), f"the output of {self.layer}"
         linear: list[tuple[str, Tensor]] = []
-        hooks = [
-            part.register_forward_hook(lambda part, _, out: linear.append((names[part], out)))
-            for part in names
-            if isinstance(part, nn.Linear)
-        ]
-        with torch.no_grad():
+
+        def keep(name: str, _: object, out: Tensor) -> None:
+            linear.append((name, out))
+
+        with torch.no_grad(), hooked(module, keep, nn.Linear):
             out = self._running(lambda: module(x))
-        for hook in hooks:
-            hook.remove()
         if not isinstance(out, Tensor):
             raise UserError(f"{self._what} gives a {type(out).__name__}", allowed="a tensor")
         if linear and linear[-1][1].data_ptr() == out.data_ptr():
@@ -281,13 +272,13 @@ def unused_parameters(tap: Tap, x: Tensor) -> set[str]:
     return {name for name, grad in zip(named, grads, strict=True) if grad is None}
 
 
-def _given(data: Dataset) -> Given:
-    return Given(
+def _sample(data: Dataset) -> Sample:
+    return Sample(
         normalised(data.train_x[:1], data.mean, data.std), len(data.classes), data.embedding
     )
 
 
-def passed(new: Callable[[], Vectors], chunks: Iterable[Tensor], threads: int) -> Iterable[Tensor]:
+def passed(new: Callable[[], Vectors], chunks: Iterator[Tensor], threads: int) -> Iterator[Tensor]:
     """The vectors of each chunk, in their order; each of the threads has a network of its own."""
     mine = local()
 
@@ -301,10 +292,6 @@ def passed(new: Callable[[], Vectors], chunks: Iterable[Tensor], threads: int) -
         return vectors.clone()
 
     with ThreadPoolExecutor(threads, initializer=begin) as pool:
-        waiting: list[Any] = []
-        for chunk in chunks:
-            waiting.append(pool.submit(embed_chunk, chunk))
-            # Chunks that wait are in memory.
-            if len(waiting) > 2 * threads:
-                yield waiting.pop(0).result()
-        yield from (each.result() for each in waiting)
+        # Chunks that wait are in memory.
+        while waiting := [*islice(chunks, 2 * threads)]:
+            yield from pool.map(embed_chunk, waiting)

@@ -92,7 +92,7 @@ def check(name: object, options: Mapping[str, Any] | None = None) -> None:
                 unknown((option,), option, ())
         else:
             chosen = options or {}
-            own_code.check_arguments(made, chosen, _facts((), 0, None).keys() - chosen.keys())
+            own_code.check_arguments(made, chosen, facts((), 0, None).keys() - chosen.keys())
 
 
 def build(
@@ -116,8 +116,8 @@ def build(
         why = f"model {name!r} takes one" if name in MODELS else f"samples are {list(input_shape)}"
         raise UserError(f"inputs with {total(inputs)} numbers are refused, as {why}")
     if name not in MODELS:
-        facts = _facts(input_shape, n_classes, embedding)
-        network = own_network(name, options or {}, facts, head, inputs)
+        known = facts(input_shape, n_classes, embedding)
+        network = own_network(name, options or {}, known, head, inputs)
         return as_row(network, 0 if embedding is None else len(embedding))
     if head:
         raise UserError(f"head = {shown(head)} is refused with model {name!r}, which has its own")
@@ -157,7 +157,7 @@ def own_network(
     if key in _probed:
         return _probed[key]
     shapes = {key: tuple(spec.shape) for key, spec in named.items()}
-    make = _made(name, options, {**facts, "input_shape": shapes or facts["input_shape"]})
+    make = maker(name, options, {**facts, "input_shape": shapes or facts["input_shape"]})
     network = OwnNetwork(
         *(name, make, facts["input_shape"]), head=head, tokens=tokens > 0, inputs=named
     )
@@ -177,9 +177,7 @@ def _factory(name: object) -> Callable[..., Any]:
     return made
 
 
-def _facts(
-    input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None
-) -> dict[str, Any]:
+def facts(input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None) -> dict[str, Any]:
     """What a factory is given if it has a parameter of this name."""
     return {
         "input_shape": input_shape,
@@ -189,24 +187,13 @@ def _facts(
     }
 
 
-FACTS = tuple(_facts((), 0, None))
+FACTS = tuple(facts((), 0, None))
 
 
 def maker(
-    name: str,
-    options: Mapping[str, Any],
-    input_shape: tuple[int, ...],
-    n_classes: int,
-    embedding: Tensor | None = None,
-) -> Callable[[], nn.Module]:
-    """Makes a user's module for such samples, or returns it."""
-    return _made(name, options, _facts(input_shape, n_classes, embedding))
-
-
-def _made(
     name: str, options: Mapping[str, Any], facts: Mapping[str, object]
 ) -> Callable[[], nn.Module]:
-    """Makes a module, or returns the user's."""
+    """Makes a user's module, or returns it; `facts`: as of `facts`."""
     factory = _factory(name)
     if isinstance(factory, nn.Module):
         return lambda: factory

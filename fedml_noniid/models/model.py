@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -21,7 +22,7 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class Model(ABC):
     """A network. Implements `core.task.Network`."""
 
     name: str
@@ -43,29 +44,29 @@ class Model:
         return not self.sequential_only
 
     @property
+    @abstractmethod
     def n_classes(self) -> int:
         """C."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def feature_size(self) -> int:
         """d, the input of the classifier; 0 without a linear classifier."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def layers(self) -> tuple[Layer, ...]:
         """The weight layers in forward order, the classifier last."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def norms(self) -> frozenset[str]:
         """The names of the batch norms."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def draws(self) -> bool:
         """Whether a pass in training draws random numbers."""
-        raise NotImplementedError
 
     @property
     def has_features(self) -> bool:
@@ -88,10 +89,11 @@ class Model:
         """Whether there is `gradient`."""
         return False
 
+    @abstractmethod
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         """(parameters, buffers), float32 on the CPU."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draws_ahead(
         self, params: Params, buffers: Params, x: Tensor, keys: Tensor, batch: int
     ) -> Iterator[Params]:
@@ -100,8 +102,8 @@ class Model:
         `x`: a sample [1, ...]; `keys` [..., S]: of the steps, on the host; `batch`: B, the samples
         of the largest step.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def __call__(
         self,
         params: Params,
@@ -118,11 +120,10 @@ class Model:
 
         `drawn`: a step of `draws_ahead`, in place of `key`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def classify(self, params: Params, h: Tensor) -> Tensor:
         """Logits [B, C] of features [B, d]."""
-        raise NotImplementedError
 
     def activations(self, params: Params, buffers: Params, x: Tensor) -> dict[str, Tensor]:
         """As `core.task.Network.activations`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +27,10 @@ from fedml_noniid.models.layers import BatchNorm, Dropout
 
 NEAR = 8  # names that an error lists
 NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
-# Module -> whether whole channels are dropped.
+# Module -> whether whole channels are dropped. Dropout1d takes two axes for one sample, so it draws
+# from torch's generator.
 DROPOUTS: dict[type[nn.Module], bool] = {
     nn.Dropout: False,
-    nn.Dropout1d: True,
     nn.Dropout2d: True,
     nn.Dropout3d: True,
 }
@@ -117,11 +117,7 @@ class KeyedDropout:
         if not (dropout.training and dropout.p and scope.dropping):
             return x
         call = scope.calls[self.name] = scope.calls.get(self.name, -1) + 1
-        # For torch, two axes in Dropout1d are those of one sample: all of a row is dropped.
-        axes = 2 if isinstance(dropout, nn.Dropout1d) and x.ndim == 2 else 1
-        wide = x.unsqueeze(1) if axes == 2 else x
-        out = self.block(call)(Forward({}, {}, train=True, key=run.key), wide)
-        out = out.squeeze(1) if axes == 2 else out
+        out = self.block(call)(Forward({}, {}, train=True, key=run.key), x)
         return x.copy_(out) if dropout.inplace else out
 
 
@@ -194,6 +190,25 @@ def prepare(module: nn.Module, scope: Scope) -> None:
         else:
             number += 1
             vars(part)["forward"] = KeyedDropout(path, part, number, scope)
+
+
+@contextmanager
+def hooked(
+    module: nn.Module,
+    call: Callable[[str, tuple[Any, ...], Any], None],
+    kinds: type[nn.Module] | tuple[type[nn.Module], ...] = nn.Module,
+) -> Iterator[None]:
+    """Inside, each pass calls `call` with name, arguments and output of each part of some kinds."""
+    hooks = [
+        part.register_forward_hook(lambda _, args, out, name=name: call(name, args, out))
+        for name, part in module.named_modules()
+        if isinstance(part, kinds)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:

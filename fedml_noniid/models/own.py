@@ -26,6 +26,7 @@ from fedml_noniid.models.modules import (
     Scope,
     converted,
     copied,
+    hooked,
     our_name,
     prepare,
     refused,
@@ -178,36 +179,28 @@ class OwnNetwork(Model):
         The affine pair of a batch norm belongs to the layer before it.
         """
         module, bound, _ = self.template(False)
-        order: list[nn.Module] = []
-        names = {part: name for name, part in module.named_modules()}
-        watched = [
-            part
-            for part in names
-            if isinstance(part, _BatchNorm)
-            or (isinstance(part, WEIGHTED) and "weight" in part._parameters)
-        ]
-        hooks = [
-            part.register_forward_hook(lambda part, *_: order.append(part)) for part in watched
-        ]
-        with torch.no_grad(), self._entered(self.template(False), False, torch.zeros(())):
+        names: list[str] = []
+        with (
+            torch.no_grad(),
+            hooked(module, lambda name, *_: names.append(name), (_BatchNorm, *WEIGHTED)),
+            self._entered(self.template(False), False, torch.zeros(())),
+        ):
             self.apply(module, torch.zeros(1, *self.shape))
-        for hook in hooks:
-            hook.remove()
         layers: list[Layer] = []
-        for part in dict.fromkeys(order):
+        for name in dict.fromkeys(names):
+            part = module.get_submodule(name)
             follows = isinstance(part, _BatchNorm)
-            if follows and not layers:
+            if not layers if follows else "weight" not in part._parameters:  # or parametrised
                 continue
             units = layers[-1].units if follows else cast("Tensor", part.weight).shape[0]
-            path = names[part] and f"{names[part]}."  # the network itself has no name
-            own = dict(part.named_parameters(prefix=path[:-1], recurse=False))
-            kept = () if names[part] == self.head else self.frozen
-            rows = (name for name, leaf in own.items() if leaf.shape[:1] == (units,))
-            trained = tuple(bound.names[name] for name in rows if name not in kept)
+            own = dict(part.named_parameters(prefix=name, recurse=False))
+            kept = () if name == self.head else self.frozen
+            rows = [slot for slot, leaf in own.items() if leaf.shape[:1] == (units,)]
+            trained = tuple(bound.names[slot] for slot in rows if slot not in kept)
             if follows:
                 layers[-1] = layers[-1]._replace(parameters=layers[-1].parameters + trained)
             elif trained:
-                layers.append(Layer(names[part], trained, units))
+                layers.append(Layer(name, trained, units))
         return tuple(sorted(layers, key=lambda layer: layer.name == self.head))
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:

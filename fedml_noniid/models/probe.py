@@ -21,14 +21,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_leaves
 
 from fedml_noniid.core.data import cross_entropy, masked_mean
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.core.task import Output
 from fedml_noniid.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.models.model import Model
-from fedml_noniid.models.modules import converted, is_plain, our_name
+from fedml_noniid.models.modules import converted, hooked, is_plain, our_name
 from fedml_noniid.models.own import OwnNetwork, Template
 from fedml_noniid.models.rows import row_of
 from fedml_noniid.own_code import running
@@ -38,11 +36,10 @@ BATCH, PADDED = 4, 1  # samples of the step; those of them that are padding, whe
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
 MOST_EXACT = 64 << 20  # bytes of frozen parameters; float64 would take twice as much beside them
 LARGE = 100.0  # times first values: beyond a limit that a forward may set
-OURS = vars(nn.Module()).keys()  # attributes that each module has
 T = TypeVar("T")
 
 
-class Given(NamedTuple):
+class Batch(NamedTuple):
     """The arguments of a step: of one client, or of several side by side."""
 
     params: Params
@@ -61,53 +58,45 @@ class Step(NamedTuple):
     outputs: Params  # of the submodules in the order of the pass, where they are recorded
 
 
-class Reference(NamedTuple):
-    """What plain torch makes of an untouched module."""
-
-    steps: tuple[Step, ...]  # two in training, then a pass in evaluation
-    seeded: bool  # whether the steps draw from torch's own generator
-    changing: tuple[str, ...]  # plain attributes that the second step changes again
-
-
 def probed(network: OwnNetwork, n_classes: int, tokens: int = 0) -> OwnNetwork:
     """The network with what was found out; `tokens`: the size of the vocabulary, for text.
 
     UserError for a network that can't be trained as it is.
     """
-    asked, network = network.head, _started(replace(network, out=n_classes, head=""))
-    network, inputs = _compared(network, n_classes, tokens)
-    network = _featured(network, asked, inputs)
-    inputs = inputs._replace(buffers={name: inputs.buffers[name] for name in network.state})
+    head, network = network.head, _started(replace(network, out=n_classes, head=""))
+    network, batch = _compared(network, n_classes, tokens)
+    network = _with_head(network, head, batch)
+    batch = batch._replace(buffers={name: batch.buffers[name] for name in network.state})
     templates: dict[object, Template] = {
         (network.head, train): network.template(train) for train in (False, True)
     }
     kept = templates[network.head, True].scope.kept
-    reason = network.sequential_only or _padding(network, inputs) or _side_by_side(network, inputs)
+    reason = network.sequential_only or _padding(network, batch) or _side_by_side(network, batch)
     if reason and kept:
-        more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
-        reason += f"; as it is stays {', '.join(kept[:3])}{more}"
+        named = [*kept[:3], "..."] if kept[3:] else kept
+        reason += f"; as it is stays {', '.join(named)}"
     # The others hold large tensors in float64.
     return replace(network, sequential_only=reason, plain=False, templates=templates)
 
 
 def as_row(network: OwnNetwork, tokens: int = 0) -> Model:
     """The probed network as a row of our blocks, if a step is the same; otherwise as it is."""
-    row, side = None if network.inputs else row_of(network), replace(network, plain=False)
-    if row is None:
+    blocks = None if network.inputs else row_of(network)
+    if blocks is None:
         return network
-    params, buffers = network.init(torch.Generator().manual_seed(0))
     mask = torch.ones(BATCH)
     mask[-PADDED:] = 0
+    params, buffers = network.init(torch.Generator().manual_seed(0))
     samples = _samples(network, network.n_classes, tokens)
-    inputs = _exact(network, Given(params, buffers, *samples, torch.tensor(7), mask))
+    batch = _exact(network, Batch(params, buffers, *samples, torch.tensor(7), mask))
     try:
         expected, actual = (
-            _step(each, inputs)._replace(outputs={"": _evaluated(each, inputs).logits})
-            for each in (side, row)
+            _step(each, batch)._replace(outputs={"": _logits(each, batch)})
+            for each in (replace(network, plain=False), blocks)
         )
     except Exception:  # of many kinds, where a block is another one than it seems
         return network
-    return network if _difference(expected, actual) else row
+    return network if _difference(expected, actual) else blocks
 
 
 def _samples(
@@ -116,8 +105,10 @@ def _samples(
     """Samples [B, ...] and labels [B]."""
     generator = torch.Generator().manual_seed(seed)
     size = (BATCH, *network.shape)
-    x = torch.randint(tokens, size, generator=generator) if tokens else None
-    x = torch.randn(size, generator=generator) if x is None else x
+    if tokens:
+        x = torch.randint(tokens, size, generator=generator)
+    else:
+        x = torch.randn(size, generator=generator)
     first = 0
     for spec in network.inputs.values():  # 0 and 1 are numbers of any vocabulary
         last = first + spec.size
@@ -132,17 +123,18 @@ def _refused(network: OwnNetwork, what: str, allowed: str) -> UserError:
     return UserError(f"model {network.name!r}: {what}", allowed=allowed)
 
 
-def _exact(network: OwnNetwork, inputs: Given) -> Given:
+def _exact(network: OwnNetwork, batch: Batch) -> Batch:
     """In float64; as they are where the frozen parameters are large."""
-    if n_bytes(_split(network, inputs.params)[0]) > MOST_EXACT:
-        return inputs
+    if n_bytes(_split(network, batch.params)[0]) > MOST_EXACT:
+        return batch
 
-    def exact(tree: Params) -> Params:
-        floats = {name for name, leaf in tree.items() if leaf.is_floating_point()}
-        return {name: leaf.double() if name in floats else leaf for name, leaf in tree.items()}
+    def exact(leaf: Tensor) -> Tensor:
+        return leaf.double() if leaf.is_floating_point() else leaf
 
-    return inputs._replace(
-        params=exact(inputs.params), buffers=exact(inputs.buffers), x=inputs.x.double()
+    return batch._replace(
+        params=tree_map(exact, batch.params),
+        buffers=tree_map(exact, batch.buffers),
+        x=batch.x.double(),
     )
 
 
@@ -161,7 +153,7 @@ def _started(network: OwnNetwork) -> OwnNetwork:
     return replace(network, frozen=frozenset(fixed), state=frozenset(state))
 
 
-def _compared(network: OwnNetwork, n_classes: int, tokens: int) -> tuple[OwnNetwork, Given]:
+def _compared(network: OwnNetwork, n_classes: int, tokens: int) -> tuple[OwnNetwork, Batch]:
     """As `_as_in_torch`, with parameters and samples of its own."""
     params, buffers = network.init(torch.Generator().manual_seed(0))
     others, _ = network.init(torch.Generator().manual_seed(0))
@@ -173,132 +165,113 @@ def _compared(network: OwnNetwork, n_classes: int, tokens: int) -> tuple[OwnNetw
         )
     del others  # it may be large
     network = replace(network, fixed=_split(network, params)[0])
-    first, second = (
-        Given(params, buffers, *_samples(network, n_classes, tokens, seed), torch.tensor(7 + seed))
-        for seed in range(2)
-    )
-    exact = _exact(network, first)
-    also = exact._replace(x=second.x.to(exact.x.dtype), y=second.y, key=second.key)
-    for inputs in ((exact, also), (first, second)):
+    samples, (x, y) = (_samples(network, n_classes, tokens, seed) for seed in range(2))
+    plain = Batch(params, buffers, *samples, torch.tensor(7))
+    for first in (_exact(network, plain), plain):
+        second = first._replace(x=x.to(first.x.dtype), y=y, key=torch.tensor(8))
         try:
-            with _kept(network, inputs[0].params):
-                return _as_in_torch(network, *inputs)
+            with _fixed(network, first.params):
+                return _as_in_torch(network, first, second)
         except UserError:  # perhaps of code that makes float32 by itself
-            if inputs[0] is first:
+            if first is plain:
                 raise
     raise AssertionError("the last one returns or raises")
 
 
 @contextmanager
-def _kept(network: OwnNetwork, params: Params) -> Iterator[None]:
+def _fixed(network: OwnNetwork, params: Params) -> Iterator[None]:
     """UserError if what runs inside changes frozen parameters, whose memory all passes share."""
 
-    def digests() -> dict[str, bytes]:
-        frozen, _ = _split(network, params)
-        return {
-            name: hashlib.sha256(leaf.cpu().contiguous().numpy().data).digest()
-            for name, leaf in frozen.items()
-        }
+    def digest(leaf: Tensor) -> bytes:
+        return hashlib.sha256(leaf.cpu().contiguous().numpy().data).digest()
 
-    before = digests()
+    frozen, _ = _split(network, params)
+    before = tree_map(digest, frozen)
     try:
         yield
     finally:
-        for name, digest in digests().items():
-            if digest != before[name]:
+        for name, leaf in frozen.items():
+            if digest(leaf) != before[name]:
                 raise _changed(network, name)
 
 
-def _as_in_torch(network: OwnNetwork, first: Given, second: Given) -> tuple[OwnNetwork, Given]:
+def _as_in_torch(network: OwnNetwork, first: Batch, second: Batch) -> tuple[OwnNetwork, Batch]:
     """With plain passes that equal those of plain torch, and the arguments of their first step."""
-    reference = _reference(network, first, second)
-    if _not_finite(reference) and not network.tokens:  # perhaps the user's samples have no signs
-        first, second = (inputs._replace(x=inputs.x.abs()) for inputs in (first, second))
-        reference = _reference(network, first, second)
-    if layer := _not_finite(reference):
-        raise _refused(network, f"{layer} is not finite (NaN or infinite)", "finite outputs")
-    for step in reference.steps:
-        if what := _difference(step, step, 0):  # NaN and infinity differ from themselves
-            raise _refused(network, f"{what} is not finite (NaN or infinite)", "finite numbers")
+    steps, seeded = _reference(network, first, second)
+    if _not_finite(steps) and not network.tokens:  # perhaps the user's samples have no signs
+        first, second = (batch._replace(x=batch.x.abs()) for batch in (first, second))
+        steps, seeded = _reference(network, first, second)
+    if what := _not_finite(steps):
+        raise _refused(network, f"{what} is not finite (NaN or infinite)", "finite numbers")
     again, _ = _torch_step(network, _loaded(network, first), first, train=True)
-    if _difference(reference.steps[0], again, 0):
+    if _difference(steps[0], again, 0):
         raise _refused(
             network,
             "two passes with the same parameters, samples and random numbers differ",
             "draws in training only, from torch's own generator",
         )
-    trained = {name for step in reference.steps for name in step.gradient}
-    logits = reference.steps[0].outputs[""]
-    if not trained:
-        raise _refused(network, "no parameter has a gradient", "one that is trained")
+    trained = {name for step in steps for name in step.gradient}
+    logits = steps[0].outputs[""]
     network = replace(
         network,
         plain=True,
         vocabulary=logits.shape[2] if logits.ndim == 3 else 0,
         dropping=False,
         frozen=network.frozen | (first.params.keys() - trained),
-        state=_changing(network, first.buffers, reference),
-        seeded=reference.seeded,
-        sequential_only="its pass draws from torch's own generator" if reference.seeded else "",
+        state=_changing(network, first.buffers, *steps),
+        seeded=seeded,
+        sequential_only="its pass draws from torch's own generator" if seeded else "",
     )
-    network = replace(network, channels_last=not _unlike(network, first, second, reference))
-    if error := not network.channels_last and _unlike(network, first, second, reference):
+    network = replace(network, channels_last=not _unlike(network, first, second, steps))
+    if error := not network.channels_last and _unlike(network, first, second, steps):
         raise error
     return replace(network, dropping=True), first
 
 
 def _unlike(
-    network: OwnNetwork, first: Given, second: Given, reference: Reference
+    network: OwnNetwork, first: Batch, second: Batch, steps: list[Step]
 ) -> UserError | None:
     """The error of passes that are not those of plain torch.
 
     They run in another order than plain torch's: what a pass leaves behind shows.
     """
-    after = [first.buffers | step.buffers for step in reference.steps]
+    once, twice, evaluated = steps
     passes = (
-        (1, second._replace(buffers=after[0]), True),
-        (2, first._replace(buffers=after[1]), False),
-        (0, first, True),
+        (twice, second._replace(buffers=first.buffers | once.buffers), True),
+        (evaluated, first._replace(buffers=first.buffers | twice.buffers), False),
+        (once, first, True),
     )
     try:
-        for number, inputs, train in passes:
-            step = _running(
-                network, partial(_watched, network, inputs, train), "a step of training"
-            )
-            if what := _difference(reference.steps[number], step):
-                return _refused(network, *_why(reference, what))
+        for expected, batch, train in passes:
+            step = _running(network, partial(_watched, network, batch, train), "a step of training")
+            if what := _difference(expected, step):
+                return _refused(
+                    network,
+                    f"{what} is another one than in plain torch",
+                    "passes that find parameters and buffers in their modules, and keep what "
+                    "changes in a buffer (register_buffer)",
+                )
     except UserError as error:
         return error
     return None
 
 
-def _why(reference: Reference, what: str) -> tuple[str, str]:
-    """Why passes are not those of plain torch, and what is allowed. `what` differs first."""
-    if reference.changing:
-        name = reference.changing[0]
-        return f"{what} depends on {name}, which passes change", "a buffer (register_buffer)"
-    return (
-        f"{what} is another one than in plain torch",
-        "passes that find parameters and buffers in their modules, and keep nothing else",
-    )
-
-
-def _changing(network: OwnNetwork, first: Params, reference: Reference) -> frozenset[str]:
+def _changing(
+    network: OwnNetwork, first: Params, once: Step, twice: Step, evaluated: Step
+) -> frozenset[str]:
     """The buffers that training changes; the others are constants."""
-    once, twice, evaluated = reference.steps
     changed = {
         name
         for name, leaf in first.items()
         if not (torch.equal(once.buffers[name], leaf) and torch.equal(twice.buffers[name], leaf))
     }
-    for name in sorted(changed):
-        if not first[name].is_floating_point():
+    for name in sorted(first):
+        if name in changed and not first[name].is_floating_point():
             raise _refused(
                 network,
                 f"training changes {name}, a buffer of whole numbers, of which there is no mean",
                 "a buffer of floating-point numbers",
             )
-    for name in sorted(first):
         if not torch.equal(twice.buffers[name], evaluated.buffers[name]):
             raise _refused(
                 network, f"a pass in evaluation changes the buffer {name}", "changes in training"
@@ -306,18 +279,19 @@ def _changing(network: OwnNetwork, first: Params, reference: Reference) -> froze
     return frozenset(changed)
 
 
-def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
-    """Trains the untouched module by plain torch."""
+def _reference(network: OwnNetwork, first: Batch, second: Batch) -> tuple[list[Step], bool]:
+    """What plain torch makes of the untouched module: two steps of training, then a pass in
+    evaluation; and whether the steps draw from torch's own generator."""
     module = _loaded(network, first)
-    steps, seeded, attributes = [], False, []
-    for inputs, train in ((first, True), (second, True), (first, False)):
+    steps, seeded, counts = [], False, []
+    for batch, train in ((first, True), (second, True), (first, False)):
         what = f"a {'step of training' if train else 'pass'} with samples of shape {network.shape}"
-        step, draws = _running(network, partial(_torch_step, network, module, inputs, train), what)
+        step, draws = _running(network, partial(_torch_step, network, module, batch, train), what)
         if draws and not train:
             raise _refused(network, "its pass draws in evaluation", "draws in training only")
         steps.append(step)
         seeded |= draws
-        attributes.append(_attributes(module))
+        counts.append(_counts(module))
     # Some limit their weights, which at first are within the limits.
     for name, leaf in module.named_parameters():
         if name not in network.frozen:
@@ -327,27 +301,35 @@ def _reference(network: OwnNetwork, first: Given, second: Given) -> Reference:
         module.train()
         network.apply(module, first.x.clone())
     _check_parameters(network, module, first, LARGE)
-    before, after, _ = attributes
-    changing = [name for name, values in after.items() if name in before and values != before[name]]
-    counts = [name for name in changing if isinstance(after[name], int)]
-    if counts:
-        raise _refused(
-            network,
-            f"each pass changes {counts[0]}, a number in an attribute",
-            "a buffer of floating-point numbers",
-        )
-    return Reference(tuple(steps), seeded, tuple(changing))
+    for name, count in counts[1].items():
+        if counts[0].get(name, count) != count:
+            raise _refused(
+                network,
+                f"each pass changes {name}, a number in an attribute",
+                "a buffer of floating-point numbers",
+            )
+    return steps, seeded
 
 
-def _loaded(network: OwnNetwork, inputs: Given) -> nn.Module:
+def _counts(module: nn.Module) -> dict[str, int]:
+    """The whole numbers in the attributes of a module and its parts, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, int)
+    }
+
+
+def _loaded(network: OwnNetwork, batch: Batch) -> nn.Module:
     """An untouched module with parameters and buffers, whose plain dropouts drop nothing."""
     module = network.untouched()
-    converted(module, next(iter(inputs.params.values())))
+    converted(module, next(iter(batch.params.values())))
     for name, leaf in module.named_parameters():
-        first = inputs.params[name]
+        first = batch.params[name]
         leaf.data = first if name in network.frozen else first.clone()
     for name, buffer in module.named_buffers():
-        buffer.data = inputs.buffers.get(our_name(name), buffer).clone()
+        buffer.data = batch.buffers.get(our_name(name), buffer).clone()
     for part in module.modules():
         if isinstance(part, _DropoutNd) and is_plain(part):
             part.forward = lambda x: x
@@ -355,10 +337,10 @@ def _loaded(network: OwnNetwork, inputs: Given) -> nn.Module:
 
 
 def _torch_step(
-    network: OwnNetwork, module: nn.Module, inputs: Given, train: bool
+    network: OwnNetwork, module: nn.Module, batch: Batch, train: bool
 ) -> tuple[Step, bool]:
     """A step by plain torch, or a pass in evaluation; whether it draws from torch's generator."""
-    x = inputs.x.clone()
+    x = batch.x.clone()
     module.train(train)
     module.zero_grad()
     with (
@@ -366,7 +348,7 @@ def _torch_step(
         torch.random.fork_rng(devices=[]),
         torch.set_grad_enabled(train),
     ):
-        torch.manual_seed(int(inputs.key))
+        torch.manual_seed(int(batch.key))
         before = torch.get_rng_state()
         logits = network.apply(module, x)
         draws = not torch.equal(before, torch.get_rng_state())
@@ -384,26 +366,28 @@ def _torch_step(
                 f"logits {wanted}, one for each class (of tokens: {[*wanted, 'V']})",
             )
         if train:
-            _loss(logits, inputs).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
-    if not torch.equal(x, inputs.x):
+            _loss(logits, batch).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+    if not torch.equal(x, batch.x):
         raise _refused(network, "its forward changes the samples", "a forward that leaves them")
-    _check_parameters(network, module, inputs)
-    gradient: Params = {}
-    for name, leaf in module.named_parameters():
-        if leaf.grad is not None and leaf.grad.is_sparse:
+    _check_parameters(network, module, batch)
+    gradient = {
+        name: leaf.grad for name, leaf in module.named_parameters() if leaf.grad is not None
+    }
+    for name, grad in gradient.items():
+        if grad.is_sparse:
             raise _refused(network, f"the gradient of {name} is sparse", "sparse=False")
-        if leaf.grad is not None:
-            gradient[name] = leaf.grad.clone()
-    named = {our_name(name): leaf.clone() for name, leaf in module.named_buffers()}
-    return Step(gradient, {name: named[name] for name in inputs.buffers}, outputs), draws
+    named = {our_name(name): leaf for name, leaf in module.named_buffers()}
+    buffers = {name: named[name].clone() for name in batch.buffers}
+    return Step(tree_map(torch.clone, gradient), buffers, outputs), draws
 
 
 def _check_parameters(
-    network: OwnNetwork, module: nn.Module, inputs: Given, factor: float = 1
+    network: OwnNetwork, module: nn.Module, batch: Batch, factor: float = 1
 ) -> None:
-    """`factor`: of those that are trained."""
+    """UserError if a pass has changed parameters, but for the `factor` of those that are
+    trained."""
     for name, leaf in module.named_parameters():
-        first = inputs.params[name]
+        first = batch.params[name]
         if not torch.equal(leaf, first if name in network.frozen else factor * first):
             raise _changed(network, name)
 
@@ -417,222 +401,28 @@ def _recorded(module: nn.Module) -> Iterator[Params]:
     """Yields the outputs of the submodules, by name, in the order of a pass."""
     outputs: Params = {}
 
-    def record(name: str, _: nn.Module, __: object, out: object) -> None:
+    def record(name: str, _: object, out: object) -> None:
         if isinstance(out, Tensor):
             outputs[name] = out.detach().clone()
 
-    hooks = [
-        part.register_forward_hook(partial(record, name)) for name, part in module.named_modules()
-    ]
-    try:
+    with hooked(module, record):
         yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
-def _attributes(module: nn.Module) -> dict[str, object]:
-    """Numbers and tensors in plain attributes, the latter as lists of numbers, by name."""
-    values: dict[str, object] = {}
-    for path, part in module.named_modules():
-        for name in vars(part).keys() - OURS:
-            leaves = [
-                leaf.tolist() if isinstance(leaf, Tensor) else leaf
-                for leaf in tree_leaves(vars(part)[name])
-                if isinstance(leaf, Tensor | int | float)
-            ]
-            values[f"{path}.{name}" if path else name] = leaves[0] if len(leaves) == 1 else leaves
-    return values
-
-
-def _not_finite(reference: Reference) -> str:
-    """The first output that is not finite, if the logits are not."""
-    for step in reference.steps:
-        if not step.outputs[""].isfinite().all():
-            return next(
-                _output(name) for name, leaf in step.outputs.items() if not leaf.isfinite().all()
-            )
-    return ""
-
-
-def _output(name: str) -> str:
-    return f"the output of {name}" if name else "its output"
+def _not_finite(steps: list[Step]) -> str:
+    """What is not finite first; "" if all is: NaN and infinity differ from themselves."""
+    return next((what for step in steps if (what := _difference(step, step, 0))), "")
 
 
 def _difference(ours: Step, theirs: Step, close: float | None = None) -> str:
     """What differs first between two steps; "" if they are the same. `close`: as in `_close`."""
-    kinds = (_output, "the gradient of {}".format, "the buffer {}".format)
-    for kind, field in zip(kinds, ("outputs", "gradient", "buffers"), strict=True):
+    kinds = {"outputs": "the output of", "gradient": "the gradient of", "buffers": "the buffer"}
+    for field, kind in kinds.items():
         other = getattr(theirs, field)
         for name, leaf in getattr(ours, field).items():
             if name not in other or not _close(leaf, other[name], close):
-                return kind(name)
+                return f"{kind} {name}" if name else "its output"
     return ""
-
-
-def _watched(network: OwnNetwork, inputs: Given, train: bool) -> Step:
-    """A step of what will train, or a pass in evaluation, with the submodules' outputs."""
-    module = network.template(train, next(iter(inputs.params.values()))).module
-    with _recorded(module) as outputs:
-        step = (
-            _step(network, inputs) if train else Step({}, _evaluated(network, inputs).buffers, {})
-        )
-    return step._replace(outputs=outputs)
-
-
-def _step(network: Model, inputs: Given) -> Step:
-    """A step of one client, by autograd."""
-    fixed, trained = _split(network, inputs.params)
-    params = {name: leaf.detach().requires_grad_() for name, leaf in trained.items()}
-    with torch.enable_grad():
-        out = network(fixed | params, inputs.buffers, inputs.x, True, inputs.mask, inputs.key)
-        loss = _loss(out.logits, inputs)
-        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
-    gradient = {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
-    return Step(gradient, tree_map(Tensor.detach, out.buffers), {})
-
-
-def _split(network: Model, params: Params) -> tuple[Params, Params]:
-    """The frozen parameters, which the clients share, and the trained ones."""
-    fixed = {name: leaf for name, leaf in params.items() if name in network.frozen}
-    return fixed, {name: leaf for name, leaf in params.items() if name not in fixed}
-
-
-def _loss(logits: Tensor, inputs: Given) -> Tensor:
-    """A loss that has a gradient: cross-entropy of one output has none. Each token counts with
-    another weight."""
-    if logits.ndim == 3:
-        weights = torch.linspace(1, 2, logits.shape[1], dtype=logits.dtype).unsqueeze(-1)
-        values = (weights * logits.log_softmax(-1).square()).mean((1, 2))
-        return masked_mean(values, inputs.mask)
-    if logits.shape[-1] > 1:
-        return cross_entropy(logits, inputs.y, inputs.mask)
-    return masked_mean((logits - 1).square().squeeze(-1), inputs.mask)
-
-
-def _evaluated(network: Model, inputs: Given) -> Output:
-    with torch.no_grad():
-        return network(inputs.params, inputs.buffers, inputs.x, False)
-
-
-def _featured(network: OwnNetwork, head: str, inputs: Given) -> OwnNetwork:
-    """With a classifier, if a linear layer makes the logits: `head`, or the last one of a pass."""
-    module = network.template(False, next(iter(inputs.params.values()))).module
-    linear = {
-        part: name
-        for name, part in module.named_modules()
-        # The network itself has no name to go by, and a parametrised layer no weight of its own.
-        if isinstance(part, nn.Linear) and name and "weight" in part._parameters
-    }
-    if head and head not in linear.values():
-        raise UserError(path=("head",), value=head, allowed=", ".join(linear.values()) or "none")
-    passed: list[str] = []
-    hooks = [
-        part.register_forward_hook(lambda part, *_: passed.append(linear[part])) for part in linear
-    ]
-    _evaluated(network, inputs)
-    for hook in hooks:
-        hook.remove()
-    name = head or next(reversed(passed), "")
-    if name in passed:
-        featured = replace(network, head=name)
-        # Other buffers, as they may be added behind the classifier, and may be 0 at first.
-        other = inputs._replace(buffers=tree_map(_moved, inputs.buffers))
-        out = _evaluated(featured, other)
-        logits = featured.classify(inputs.params, out.features)
-        if out.features.ndim == 2 and _close(logits, out.logits):
-            return featured
-    if head:
-        raise _refused(network, f"{head} does not make the logits", "a linear layer that does")
-    return network
-
-
-def _moved(leaf: Tensor) -> Tensor:
-    return 1.1 * leaf + 0.1 if leaf.is_floating_point() else leaf
-
-
-def _padding(network: OwnNetwork, inputs: Given) -> str:
-    """Why padding can't be told from samples; "" if it can: other numbers there change nothing."""
-    mask = torch.ones(BATCH)
-    mask[-PADDED:] = 0
-    other = inputs.x.clone()
-    other[-PADDED:] = inputs.x[0] if network.tokens else 3 * other[-PADDED:] + 1
-    side = replace(network, plain=False)
-    plain = _step(side, inputs._replace(mask=mask))
-    padded = _step(side, inputs._replace(mask=mask, x=other))
-    return "samples of a batch change each other's numbers" if _difference(plain, padded) else ""
-
-
-def _side_by_side(network: OwnNetwork, inputs: Given) -> str:
-    """Why vmap can't take the network; "" if two clients side by side are as each alone."""
-
-    def stacked(tree: Tree) -> Tree:
-        return tree_map(lambda leaf: torch.stack([leaf, leaf * 1.1]), tree)
-
-    mask = torch.ones(2, BATCH)
-    mask[0, -PADDED:] = 0
-    fixed, trained = _split(network, inputs.params)
-    both = Given(
-        stacked(trained),
-        stacked(inputs.buffers),
-        torch.stack([inputs.x, inputs.x.flip(0)]),
-        torch.stack([inputs.y, inputs.y.flip(0)]),
-        torch.tensor([7, 8]),
-        mask,
-    )
-    ways = {"training": _lifted, "a hook": _inside}
-    for what, way in ways.items():
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                # vmap then takes one client at a time, and more slowly than the sequential engine.
-                warnings.filterwarnings("error", "There is a performance drop")
-                lifted = way(network, fixed, both)
-        except Exception as error:  # of any kind: the code is the user's
-            return f"{what} under vmap: {type(error).__name__}: {' '.join(str(error).split())[:80]}"
-        for k in range(2):
-            client = row(dict(zip(Given._fields, both, strict=True)), k)
-            left = int(client["mask"].sum())
-            client |= {"x": client["x"][:left], "y": client["y"][:left], "mask": None}
-            client["params"] |= fixed
-            alone = _step(network, Given(**client))
-            beside = Step(row(lifted.gradient, k), row(lifted.buffers, k), {})
-            if _difference(alone, beside):
-                return f"{what} under vmap is another one"
-    return ""
-
-
-def _lifted(network: OwnNetwork, fixed: Params, both: Given) -> Step:
-    """As the engine trains: the pass under vmap, autograd outside."""
-    side = replace(network, plain=False)
-
-    def step(*fields: Any) -> tuple[Tensor, Params]:
-        client = Given(*fields)
-        out = side(fixed | client.params, client.buffers, client.x, True, client.mask, client.key)
-        return _loss(out.logits, client), out.buffers
-
-    params = {name: leaf.detach().requires_grad_() for name, leaf in both.params.items()}
-    with torch.enable_grad():
-        losses, buffers = torch.func.vmap(step)(*both._replace(params=params))
-        grads = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True)
-    gradient = {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
-    return Step(gradient, tree_map(Tensor.detach, buffers), {})
-
-
-def _inside(network: OwnNetwork, fixed: Params, both: Given) -> Step:
-    """As hooks take gradients: inside vmap."""
-    side = replace(network, plain=False)
-
-    def step(*fields: Any) -> tuple[Params, Params]:
-        client = Given(*fields)
-
-        def loss(params: Params) -> tuple[Tensor, Params]:
-            out = side(fixed | params, client.buffers, client.x, True, client.mask, client.key)
-            return _loss(out.logits, client), out.buffers
-
-        grads: tuple[Params, Params] = torch.func.grad(loss, has_aux=True)(client.params)
-        return grads
-
-    return Step(*torch.func.vmap(step)(*both), {})
 
 
 def _close(x: Tensor, y: Tensor, close: float | None = None) -> bool:
@@ -643,3 +433,156 @@ def _close(x: Tensor, y: Tensor, close: float | None = None) -> bool:
     close = CLOSE.get(x.dtype, 0) if close is None else close
     scale = max(float(x.abs().max()), 1e-6)
     return bool((x - y).abs().max() <= close * scale)
+
+
+def _watched(network: OwnNetwork, batch: Batch, train: bool) -> Step:
+    """A step of what will train, or a pass in evaluation, with the submodules' outputs."""
+    template = network.template(train, next(iter(batch.params.values())))
+    with _recorded(template.module) as outputs, torch.set_grad_enabled(train):
+        if train:
+            return _step(network, batch)._replace(outputs=outputs)
+        out = network(batch.params, batch.buffers, batch.x, False)
+    return Step({}, out.buffers, outputs)
+
+
+def _step(network: Model, batch: Batch) -> Step:
+    """A step of one client, by autograd."""
+    fixed, trained = _split(network, batch.params)
+    params = {name: leaf.detach().requires_grad_() for name, leaf in trained.items()}
+    with torch.enable_grad():
+        loss, buffers = _loss_of(network, fixed, batch._replace(params=params))
+    return Step(_gradient(loss, params), tree_map(Tensor.detach, buffers), {})
+
+
+def _loss_of(network: Model, fixed: Params, batch: Batch) -> tuple[Tensor, Params]:
+    """The loss of a pass in training, and the buffers behind it. `fixed`: frozen parameters."""
+    params = fixed | batch.params
+    out = network(params, batch.buffers, batch.x, True, batch.mask, batch.key)
+    return _loss(out.logits, batch), out.buffers
+
+
+def _gradient(loss: Tensor, params: Params) -> Params:
+    """Of the parameters that the loss depends on."""
+    grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+    return {name: leaf for name, leaf in zip(params, grads, strict=True) if leaf is not None}
+
+
+def _split(network: Model, params: Params) -> tuple[Params, Params]:
+    """The frozen parameters, which the clients share, and the trained ones."""
+    fixed = {name: leaf for name, leaf in params.items() if name in network.frozen}
+    return fixed, {name: leaf for name, leaf in params.items() if name not in fixed}
+
+
+def _loss(logits: Tensor, batch: Batch) -> Tensor:
+    """A loss that has a gradient: cross-entropy of one output has none. Each token counts with
+    another weight."""
+    if logits.ndim == 3:
+        weights = torch.linspace(1, 2, logits.shape[1], dtype=logits.dtype).unsqueeze(-1)
+        values = (weights * logits.log_softmax(-1).square()).mean((1, 2))
+        return masked_mean(values, batch.mask)
+    if logits.shape[-1] > 1:
+        return cross_entropy(logits, batch.y, batch.mask)
+    return masked_mean((logits - 1).square().squeeze(-1), batch.mask)
+
+
+def _logits(network: Model, batch: Batch) -> Tensor:
+    """In evaluation."""
+    with torch.no_grad():
+        return network(batch.params, batch.buffers, batch.x, False).logits
+
+
+def _with_head(network: OwnNetwork, head: str, batch: Batch) -> OwnNetwork:
+    """With a classifier, if a linear layer makes the logits: `head`, or the last one of a pass."""
+    module = network.template(False, next(iter(batch.params.values()))).module
+    # The network itself has no name to go by, and a parametrised layer no weight of its own.
+    linear = [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear) and name and "weight" in part._parameters
+    ]
+    if head and head not in linear:
+        raise UserError(path=("head",), value=head, allowed=", ".join(linear) or "none")
+    passed: list[str] = []
+    with hooked(module, lambda name, *_: passed.append(name), nn.Linear):
+        _logits(network, batch)
+    passed = [name for name in passed if name in linear]
+    name = head or next(reversed(passed), "")
+    if name in passed:
+        featured = replace(network, head=name)
+        # Other buffers, as they may be added behind the classifier, and may be 0 at first.
+        buffers = {
+            name: 1.1 * leaf + 0.1 if leaf.is_floating_point() else leaf
+            for name, leaf in batch.buffers.items()
+        }
+        with torch.no_grad():
+            out = featured(batch.params, buffers, batch.x, False)
+        logits = featured.classify(batch.params, out.features)
+        if out.features.ndim == 2 and _close(logits, out.logits):
+            return featured
+    if head:
+        raise _refused(network, f"{head} does not make the logits", "a linear layer that does")
+    return network
+
+
+def _padding(network: OwnNetwork, batch: Batch) -> str:
+    """Why padding can't be told from samples; "" if it can: other numbers there change nothing."""
+    mask = torch.ones(BATCH)
+    mask[-PADDED:] = 0
+    other = batch.x.clone()
+    other[-PADDED:] = batch.x[0] if network.tokens else 3 * other[-PADDED:] + 1
+    side = replace(network, plain=False)
+    plain, padded = (_step(side, batch._replace(mask=mask, x=x)) for x in (batch.x, other))
+    return "samples of a batch change each other's numbers" if _difference(plain, padded) else ""
+
+
+def _side_by_side(network: OwnNetwork, batch: Batch) -> str:
+    """Why vmap can't take the network; "" if two clients side by side are as each alone."""
+
+    def stacked(tree: Tree) -> Tree:
+        return tree_map(lambda leaf: torch.stack([leaf, leaf * 1.1]), tree)
+
+    mask = torch.ones(2, BATCH)
+    mask[0, -PADDED:] = 0
+    fixed, trained = _split(network, batch.params)
+    both = Batch(
+        stacked(trained),
+        stacked(batch.buffers),
+        torch.stack([batch.x, batch.x.flip(0)]),
+        torch.stack([batch.y, batch.y.flip(0)]),
+        torch.tensor([7, 8]),
+        mask,
+    )
+    for what in ("training", "a hook"):
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                # vmap then takes one client at a time, and more slowly than the sequential engine.
+                warnings.filterwarnings("error", "There is a performance drop")
+                lifted = _lifted(replace(network, plain=False), fixed, both, what == "a hook")
+        except Exception as error:  # of any kind: the code is the user's
+            return f"{what} under vmap: {type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        for k in range(2):
+            client = Batch(**row(both._asdict(), k))
+            left = int(mask[k].sum())
+            client = client._replace(x=client.x[:left], y=client.y[:left], mask=None)
+            alone = _step(network, client._replace(params=fixed | client.params))
+            beside = Step(row(lifted.gradient, k), row(lifted.buffers, k), {})
+            if _difference(alone, beside):
+                return f"{what} under vmap is another one"
+    return ""
+
+
+def _lifted(network: OwnNetwork, fixed: Params, both: Batch, inside: bool) -> Step:
+    """A step of several clients under vmap, with autograd outside of it, as the engine trains; or
+    `inside`, as hooks take gradients."""
+
+    def loss(params: Params, *others: Any) -> tuple[Tensor, Params]:
+        return _loss_of(network, fixed, Batch(params, *others))
+
+    if inside:
+        gradient, buffers = torch.func.vmap(torch.func.grad(loss, has_aux=True))(*both)
+        return Step(gradient, buffers, {})
+    params = {name: leaf.detach().requires_grad_() for name, leaf in both.params.items()}
+    with torch.enable_grad():
+        losses, buffers = torch.func.vmap(loss)(*both._replace(params=params))
+        gradient = _gradient(losses.sum(), params)
+    return Step(gradient, tree_map(Tensor.detach, buffers), {})

@@ -33,7 +33,7 @@ from fedml_noniid.deploy import exit_codes, results, settings, wire
 from fedml_noniid.engines import absences
 from fedml_noniid.engines.callbacks import OnRow
 from fedml_noniid.engines.record import rounds_csv
-from fedml_noniid.governance.policy import Participant, Site, read_agreed
+from fedml_noniid.governance.policy import Participant, read_agreed
 from fedml_noniid.governance.witness import Guard, Witness
 from fedml_noniid.metrics import main_of, metric_of
 from fedml_noniid.models import model as models
@@ -62,7 +62,7 @@ class Process(Participant):
         shard = shards.read(deployment.shard(rank), rank, deployment.silos)
         process = Process(rank, agreed, shard)
         samples, today = len(shard.parts["train" if rank else "test"].y), datetime.date.today()
-        agreed.check(Site(samples, today, rank))
+        agreed.check(rank, samples, today)
         terms = settings.terms(
             deployment, deployment.train_args.recipe, process.network, shard.parts.get("public")
         )
@@ -303,14 +303,5 @@ def status(config: Path) -> str:
     """The state of the server as JSON. Imports no code of a user. Raises UserError."""
     from fedml_noniid.deploy import silo_client
 
-    comm, tracking = settings.read_places(config)
-    folder = Path(tracking.output_dir)
-    try:
-        state = silo_client.status(comm, comm.kit_of(0))
-    except exit_codes.LostError:
-        if not all((folder / name).is_file() for name in (results.MODEL, results.ROUNDS)):
-            raise
-        # The server ends with the run. On its machine, its files tell.
-        rounds = (folder / results.ROUNDS).read_bytes().count(b"\n") - 1  # without its header
-        state = {"over": True, "rounds": rounds, "model": str(folder / results.MODEL)}
-    return json.dumps(state, indent=2)
+    comm = settings.read_comm(config)
+    return json.dumps(silo_client.status(comm, settings.path_of(comm.kit, 0)), indent=2)

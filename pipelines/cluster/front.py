@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -25,7 +26,6 @@ from fedml_noniid.pipelines.cluster import address
 from fedml_noniid.pipelines.cluster.job import Done, Job, Report, run
 from fedml_noniid.pipelines.cluster.settings import SETTINGS
 from fedml_noniid.pipelines.cluster.traits import differences, label
-from fedml_noniid.pipelines.experiment.workspace import Cluster
 
 log = logging.getLogger(__name__)
 CONNECT_S = 30  # seconds to wait for the scheduler
@@ -39,7 +39,7 @@ News = Report | Done | UserError  # a UserError is the item's own
 
 
 def trained(
-    cluster: Cluster, jobs: Sequence[Job], wanted: Mapping[str, str]
+    cluster: Path, jobs: Sequence[Job], wanted: Mapping[str, str]
 ) -> Iterator[tuple[Job, News]]:
     """Trains items on the workers with the traits `wanted`; yields what is heard of each.
 
@@ -50,8 +50,8 @@ def trained(
 
 
 @contextlib.contextmanager
-def connected(cluster: Cluster) -> Iterator[Client]:
-    """A client of the cluster's scheduler. UserError if there is none."""
+def connected(cluster: Path) -> Iterator[Client]:
+    """A client of the scheduler of the cluster with this kit. UserError if there is none."""
     scheduler = address.located(cluster)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # people read our lines
     with dask.config.set(SETTINGS):

@@ -23,13 +23,10 @@ from distributed.utils import get_ip
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.engines.device import VISIBLE, cards, resolve_device
 from fedml_noniid.own_code import look_in
-from fedml_noniid.pipelines.cluster import address, settings
-from fedml_noniid.pipelines.cluster.job import FOLDER
+from fedml_noniid.pipelines.cluster import address, kit, settings
 from fedml_noniid.pipelines.cluster.traits import resources, traits
-from fedml_noniid.pipelines.experiment.workspace import Cluster
 
 log = logging.getLogger(__name__)
-EVERYWHERE = ("0.0.0.0", "::", "")  # hosts that stand for all addresses of a machine
 START_S = 300  # seconds that a worker waits for its scheduler
 
 
@@ -50,36 +47,21 @@ class _SilentWorker(Worker):
         """Starts none."""
 
 
-def serve(folder: Path | None, listen: str) -> None:
+def serve(folder: Path, listen: str) -> None:
     """Runs a scheduler that listens at `listen` until it is stopped.
 
-    `folder`: the kit, into which it writes its address; None without TLS, on loopback. UserError.
+    `folder`: the kit, into which it writes its address. UserError.
     """
-    url = address.checked(listen, address.LISTEN)
-    host = url.hostname
-    if host in EVERYWHERE:
-        raise UserError(
-            path=(address.LISTEN,),
-            value=listen,
-            allowed="the one address of this machine that the workers reach",
-        )
-    cluster = address.located(Cluster(listen, folder), option=address.LISTEN)
-    file = None if folder is None else folder.resolve() / address.FILE
+    host, port = address.host_and_port(listen)
+    security, file = kit.security(folder), folder.resolve() / address.FILE
     settings.apply()
 
     async def run() -> None:
-        options = {"security": cluster.security, "scheduler_file": file and str(file)}
-        async with _SilentScheduler(
-            host=host,
-            port=url.port,
-            protocol=url.scheme,
-            dashboard=False,
-            **options,
-        ) as scheduler:
+        options = {"security": security, "scheduler_file": str(file), "dashboard": False}
+        async with _SilentScheduler(host=host, port=port, protocol="tls", **options) as scheduler:
             log.info("the scheduler listens at %s", scheduler.address)
-            if file is not None:
-                log.info("workers: noniid cluster worker file:%s", file)
-                log.info("items: noniid run --cluster file:%s", file)
+            log.info("workers: noniid cluster worker %s", file.parent)
+            log.info("items: noniid run --cluster %s", file.parent)
             await scheduler.finished()
 
     try:
@@ -90,24 +72,20 @@ def serve(folder: Path | None, listen: str) -> None:
         ) from None
 
 
-def work(
-    cluster: Cluster, processes: int, threads: int, device_name: str, folder: Path | None
-) -> None:
+def work(folder: Path, processes: int, threads: int, device_name: str) -> None:
     """Runs workers until their scheduler ends. Raises UserError.
 
-    `processes`: workers. `threads`: of each training, as train.threads. `device_name`: as
-    train.device. `folder`: of data sets and checkpoints, where those in front are not seen.
+    `folder`: the kit. `processes`: workers. `threads`: of each training, as train.threads.
+    `device_name`: as train.device.
     """
     look_in(Path.cwd())  # the workers take over where this process looks for modules
-    scheduler = address.located(cluster, START_S, "ADDRESS")
+    scheduler = address.located(folder, START_S)
     device = resolve_device(device_name)
     if device.type == "cpu":  # so that `train.device: auto` means the same here as in front
         os.environ[VISIBLE] = ""
     seats = cards(processes) if device.type == "cuda" else [""] * processes
     torch.set_num_threads(threads)
     carried = resources(traits(device, threads))
-    if folder is not None:
-        os.environ[FOLDER] = str(folder.resolve())
     settings.apply(threads)
 
     async def run() -> None:

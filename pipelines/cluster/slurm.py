@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedml_noniid.pipelines.cluster import address
-
 WARN_S = 120  # seconds before the end of a job at which Slurm warns it
 SCRIPT = """\
 #!/bin/bash
@@ -24,7 +22,7 @@ SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@{warn}
 {options}
-# Start it with sbatch. Then: noniid run --cluster file:{file}
+# Start it with sbatch. Then: noniid run --cluster {kit}
 again() {{
   kill $(jobs -p)
   wait
@@ -33,13 +31,13 @@ again() {{
 }}
 trap again TERM
 if [ "$SLURM_ARRAY_TASK_ID" = 0 ]; then
-  rm -f {file}
+  rm -f {kit}/scheduler.json
   host=$(hostname -i | cut -d " " -f 1)
-  {noniid} cluster scheduler --listen "tls://$host:0" --kit {kit} &
+  {noniid} cluster scheduler --listen "$host:0" --kit {kit} &
 fi
 # A worker ends with its scheduler, which has another address when its job begins again.
 while true; do
-  {noniid} cluster worker file:{file} --processes {processes} --threads {threads} &
+  {noniid} cluster worker {kit} --processes {processes} --threads {threads} &
   wait $!
   sleep 5
 done
@@ -54,15 +52,13 @@ def script(
     `processes`: workers of a job. `threads`: of a training. `time`: of a job, as sbatch has it.
     `options`: of sbatch, as --partition=cpu.
     """
-    folder = kit.resolve()
     return SCRIPT.format(
         last=jobs - 1,
         cpus=processes * threads,
         time=time,
         warn=WARN_S,
         options="".join(f"#SBATCH {option}\n" for option in options),
-        file=shlex.quote(str(folder / address.FILE)),
-        kit=shlex.quote(str(folder)),
+        kit=shlex.quote(str(kit.resolve())),
         noniid=f"{shlex.quote(sys.executable)} -m fedml_noniid",
         processes=processes,
         threads=threads,

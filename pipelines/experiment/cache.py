@@ -62,9 +62,9 @@ def with_receipt(fingerprint: str, files: Files) -> Files:
     return {**files, RECEIPT: (json.dumps(receipt, indent=2) + "\n").encode()}
 
 
-def folder_of(repository: Path, fingerprint: str) -> Path:
-    """The store's folder for the files of a fingerprint."""
-    return repository / STORE / fingerprint[:16]
+def folder_of(repository: Path, fingerprint: str, store: str = STORE) -> Path:
+    """The folder of a store for the files of a fingerprint."""
+    return repository / store / fingerprint[:16]
 
 
 def made(repository: Path, fingerprint: str) -> dict[str, Any]:

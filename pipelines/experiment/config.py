@@ -40,7 +40,6 @@ from fedml_noniid.own_code import (
     defaults_by_name,
     defaults_of,
     is_own,
-    is_path,
     look_in,
     names_code,
     source_of,
@@ -61,19 +60,11 @@ LONGEST = 200  # bytes of the experiment's name
 def _name(value: str) -> str:
     """It is part of file names and of DVC's parameter paths, where a dot separates keys."""
     if not (value.isascii() and value.translate(dict.fromkeys(b"_+-")).isalnum()):
-        raise UserError(value=value, allowed="letters, digits, '_', '+', '-' (DVC splits at dots)")
+        allowed = "letters, digits, '_', '+', '-' (DVC splits at dots; a path is for `recipe:`)"
+        raise UserError(value=value, allowed=allowed)
     if len(value) > LONGEST_NAME:
         raise UserError(value=value, allowed=f"at most {LONGEST_NAME} characters")
     return value
-
-
-def _entry_name(value: str) -> str:
-    """The same, for an entry of `recipes`."""
-    with_dots = is_path(value) and not {*value} & {*"/ "}
-    if with_dots:
-        allowed = "a name without dots; a class of your own stands in `recipe:` of an entry"
-        raise UserError(value=value, allowed=allowed)
-    return _name(value)
 
 
 def _file_name(name: str) -> str:
@@ -85,7 +76,6 @@ def _file_name(name: str) -> str:
 
 LONGEST_NAME = 100  # characters of a scenario's or an entry's name
 Name = Annotated[str, AfterValidator(_name)]
-EntryName = Annotated[str, AfterValidator(_entry_name)]
 Names = Annotated[list[Name], Field(min_length=1)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
 Silos = Annotated[int, Range(2, MOST)]
@@ -284,22 +274,25 @@ def _grid(grid: Axes) -> Axes:
 Grid = Annotated[Axes, Field(min_length=1), AfterValidator(_grid)]
 
 
-class TuneSettings(Section):
+class SearchSettings(Section):
+    """Where a search looks."""
+
+    scenario: Name | None = None  # None: the first
+    recipes: Names | None = None  # None: all of recipe_names; FedAvg always takes part in `choose`
+
+
+class TuneSettings(SearchSettings):
     """What `noniid tune` tries: `grid` has the values of `train` for all recipes, and those of
     methods."""
 
     trials: Annotated[int, Range(2, MOST)] | None = None  # per recipe; None: its whole grid
-    scenario: Name | None = None  # None: the first
     seeds: Seeds  # none of the experiment's
-    recipes: Names | None = None  # None: all of recipe_names
     grid: Grid
 
 
-class ChooseSettings(Section):
+class ChooseSettings(SearchSettings):
     """What `noniid choose` tries, and how many recipes it compares with FedAvg."""
 
-    scenario: Name | None = None  # None: the first
-    recipes: Names | None = None  # None: all of recipe_names; FedAvg always takes part
     grid: Grid | None = None  # None: a third of train.lr, train.lr, three times train.lr
     seeds: Seeds = Field(default_factory=lambda: [1000, 1001, 1002])  # of the search
     fresh: Seeds = Field(default_factory=lambda: [*range(2000, 2005)])  # of the final
@@ -325,8 +318,8 @@ class Config(Section):
     data: DataSettings
     scenario_names: Names
     scenarios: Annotated[dict[Name, Scenario], BeforeValidator(filled)]
-    recipe_names: Annotated[list[EntryName], Field(min_length=1)]
-    recipes: Annotated[dict[EntryName, Recipe], BeforeValidator(filled)]
+    recipe_names: Names
+    recipes: Annotated[dict[Name, Recipe], BeforeValidator(filled)]
     seeds: Seeds
     train: TrainSettings
     machine: MachineSettings = MachineSettings()

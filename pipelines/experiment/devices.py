@@ -98,19 +98,19 @@ class WaitSettings(Section):
     deadline_s: Positive | None = None
     late: Literal["drop", "partial"] | None = None  # the answer of a client that is too slow
     first: Count | None = None  # answers that count
-    of: Count | None = None  # clients that are asked for them
+    sampled: Count | None = None  # clients that are asked for them
     buffer: Count | None = None  # FedBuff's K
     concurrency: Count | None = None  # clients that train at a time
 
     @model_validator(mode="after")
     def _one(self) -> WaitSettings:
-        pairs = (("deadline_s", "late"), ("first", "of"), ("buffer", "concurrency"))
+        pairs = (("deadline_s", "late"), ("first", "sampled"), ("buffer", "concurrency"))
         chosen = [pair for pair in pairs if any(getattr(self, key) is not None for key in pair)]
         if len(chosen) > 1 or any(getattr(self, key) is None for pair in chosen for key in pair):
-            allowed = "all, or one of {deadline_s, late}, {first, of}, {buffer, concurrency}"
+            allowed = "all, or one of {deadline_s, late}, {first, sampled}, {buffer, concurrency}"
             raise UserError(value=self.chosen, allowed=allowed)
-        if self.first and self.of and self.first > self.of:
-            allowed = f"at most of, {self.of}"
+        if self.first and self.sampled and self.first > self.sampled:
+            allowed = f"at most sampled, {self.sampled}"
             raise UserError(path=("first",), value=self.first, allowed=allowed)
         return self
 
@@ -121,7 +121,7 @@ class WaitSettings(Section):
 
     def check(self, n_clients: int) -> None:
         """UserError if there are not so many clients."""
-        for key in ("of", "buffer", "concurrency"):
+        for key in ("sampled", "buffer", "concurrency"):
             value = getattr(self, key)
             if value is not None and value > n_clients:
                 raise UserError(path=(key,), value=value, allowed=f"1 to {n_clients} clients")
@@ -132,7 +132,7 @@ class WaitSettings(Section):
         return Waits(
             microseconds(self.deadline_s),
             self.late == "partial",
-            *(self.first or 0, self.of or 0, self.buffer or 0, self.concurrency or 0),
+            *(self.first or 0, self.sampled or 0, self.buffer or 0, self.concurrency or 0),
         )
 
 

@@ -24,15 +24,13 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import Params, Tree
 from fedml_noniid.data.dataset import normalised
 from fedml_noniid.data.owners import client_names, order_of
-from fedml_noniid.data.reading import Read
 from fedml_noniid.data.statistics import class_counts
-from fedml_noniid.data.streams import key
 from fedml_noniid.data.types import Floats, Ints
 from fedml_noniid.engines.attackers import triggered
-from fedml_noniid.engines.evaluation import Evaluation, evaluate, outputs_of, pooled
+from fedml_noniid.engines.evaluation import Evaluation, outputs_of, pooled
 from fedml_noniid.engines.hashing import weights_sha256
 from fedml_noniid.engines.metrics import by_client, measured, views_of
-from fedml_noniid.engines.personal import ClientModels
+from fedml_noniid.engines.personal import ClientModels, without
 from fedml_noniid.engines.plan import initial_model
 from fedml_noniid.models.model import Model
 from fedml_noniid.pipelines.experiment import counts
@@ -92,10 +90,9 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     if not item.loss.classes:
         return _targets(item, tensors, rows)
     item = item.ended(int(rows[-1]["round"]))
-    params, buffers = final_model(tensors)
-    parts = personal_parts(tensors)
-    views = _tested(item, params, buffers, parts)
-    noisy = _noisy(item, params, buffers, [view.seen for view in views] if parts else [])
+    models = models_of(item, tensors)
+    views = _tested(item, models)
+    noisy = _noisy(item, models, [view.seen for view in views] if models.personal else [])
 
     n_classes, n_clients = len(item.data.classes), len(item.indices.clients)
     shares = [len(view.clients) / n_clients for view in views]
@@ -105,15 +102,17 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         for values in zip(*measures, strict=True)
     )
     samples = class_counts(item.data.train_y.numpy(), item.indices.clients, n_classes)  # [N, C]
-    frequent = _frequent(item, bool(parts))
-    measured_by_class = [
-        _by_class(view.y, view.seen.predictions, frequent[view.clients[0]]) for view in views
-    ]
+    frequent = _frequent(item, bool(models.personal))
     confusions = [_confusion(view.y, view.seen.predictions, n_classes) for view in views]
     confusion = confusions[0]  # whole numbers where all clients see the same labels
     if len(views) > 1:
         confusion = np.average(confusions, axis=0, weights=shares)
-    by_class = np.average(measured_by_class, axis=0, weights=shares)
+    majority = [(view.y == frequent[view.clients[0]]).double().mean().item() for view in views]
+    by_class = np.average(
+        [(right, *_by_class(matrix)) for right, matrix in zip(majority, confusions, strict=True)],
+        axis=0,
+        weights=shares,
+    )
     owned = item.indices.test_clients
     per_client, on_own_tests = np.empty(n_clients), np.empty(n_clients)
     for view in views:
@@ -129,11 +128,10 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         own_accuracy = n_hits / np.where(owned.sizes, owned.sizes, np.nan)
         on_own_tests[view.clients] = own_accuracy[view.clients]
 
-    if parts:
+    if models.personal:
         tests = [
             seen._replace(y=item.labelled(seen.y, k)) for k, seen in enumerate(item.client_tests())
         ]
-        models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
         scored = [models.evaluate(k, test) if len(test.y) else None for k, test in enumerate(tests)]
         on_own_tests = np.array(
             [np.nan if scores is None else scores.accuracy for scores in scored]
@@ -141,12 +139,12 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         if (whole := pooled(item.network, scored, tests)) is not None:
             accuracy, loss = whole.accuracy, whole.loss
             y = torch.cat([seen.y for seen in tests]).cpu()
-            constant = torch.from_numpy(np.repeat(frequent, [len(seen.y) for seen in tests]))
-            by_class = np.array(_by_class(y, whole.predictions, constant))
+            constant = np.repeat(frequent, [len(seen.y) for seen in tests])
             confusion = _confusion(y, whole.predictions, n_classes)
+            by_class = np.array([(y.numpy() == constant).mean(), *_by_class(confusion)])
 
-    own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
-    own_metrics |= _backdoor(item, params, buffers, parts)
+    own_metrics, own_by_client = _own_metrics(item, models)
+    own_metrics |= _backdoor(item, models)
     metrics = {
         "accuracy": accuracy,
         "loss": loss,
@@ -166,10 +164,9 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
             f"{key}_noisy": np.mean([getattr(copy, key) for copy in noisy])
             for key in ("accuracy", "loss")
         }
-    unsent = {*item.network.frozen, *(name for part in parts.values() for name in part)}
-    model_bytes = sum(
-        leaf.nbytes for name, leaf in (params | buffers).items() if name not in unsent
-    )
+    own_parts = (name for part in models.personal.values() for name in part)
+    sent = without(models.params | models.buffers, {*item.network.frozen, *own_parts})
+    model_bytes = sum(leaf.nbytes for leaf in sent.values())
     metrics |= _efficiency(item, rows, accuracy, model_bytes)
     tested = torch.bincount(item.data.test_y, minlength=n_classes).tolist()
     per_client_columns: dict[str, Sequence[object]] = {
@@ -271,11 +268,10 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
     Where the clients keep a part of the model to themselves: all on the clients' own test samples,
     each by its client's model.
     """
-    (params, buffers), parts, loss = final_model(tensors), personal_parts(tensors), item.loss
+    models, loss = models_of(item, tensors), item.loss
     owned, tests = item.indices.test_clients, item.client_tests()
     known = np.flatnonzero(owned.sizes).tolist()
-    if parts:
-        models = ClientModels(item.network, params, buffers, parts, item.unit.seed, loss)
+    if models.personal:
         scored = {k: models.evaluate(k, tests[k]) for k in known}
         y = torch.cat([item.test.y[:0], *(tests[k].y for k in known)]).cpu()
         evaluation = pooled(
@@ -285,7 +281,7 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
         by_client = {k: scores.metrics[loss.metric] for k, scores in scored.items()}
     else:
         y = item.test.y.cpu()
-        whole = evaluate(item.network, params, buffers, item.test, loss=loss)
+        whole = models.evaluate(0, item.test)
         by_client = {
             k: _scores(item, whole.predictions[owned[k]], y[owned[k]])[loss.metric] for k in known
         }
@@ -293,7 +289,7 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
     names: Sequence[str] = item.data.classes if loss.per_target else ["all"]
     columns_of = [[t] for t in range(len(names))] if loss.per_target else [slice(None)]
     by_target = [_scores(item, whole.predictions[:, t], y[:, t]) for t in columns_of]
-    own_metrics, own_by_client = _own_metrics(item, params, buffers, parts)
+    own_metrics, own_by_client = _own_metrics(item, models)
     metrics = {
         **whole.metrics,
         "loss": whole.loss,
@@ -302,7 +298,7 @@ def _targets(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -
         **_bytes(rows),
         **{f"{METRIC}{name}": value for name, value in own_metrics.items()},
     }
-    if noisy := [] if parts else _noisy(item, params, buffers, []):
+    if noisy := [] if models.personal else _noisy(item, models, []):
         metrics |= {
             f"{loss.metric}_noisy": float(np.mean([copy.metrics[loss.metric] for copy in noisy])),
             "loss_noisy": float(np.mean([copy.loss for copy in noisy])),
@@ -365,25 +361,21 @@ class _View(NamedTuple):
     per_class: Floats  # [C]
 
 
-def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_View]:
+def _tested(item: Item, models: ClientModels) -> list[_View]:
     """A view for each way in which clients see the test set after the last round.
 
-    With one model: one for each way in which they label it. With personal `parts`: one for each
+    With one model: one for each way in which they label it. With models of their own: one for each
     client, of its model on the test set as it sees it.
     """
     drift, views = item.indices.skew.drift, list[_View]()
     n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
     concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
-    ways = np.arange(n_clients) if parts else concept
+    ways = np.arange(n_clients) if models.personal else concept
     for clients in (np.flatnonzero(ways == way) for way in np.unique(ways)):
         first = int(clients[0])
-        if parts:
-            test = item.test_of(first)
-            models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
-            seen = models.evaluate(first, test)
-        else:
-            test = item.test._replace(y=item.labelled(item.test.y, first))
-            seen = evaluate(item.network, params, buffers, test)
+        common = item.test._replace(y=item.labelled(item.test.y, first))
+        test = item.test_of(first) if models.personal else common
+        seen = models.evaluate(first, test)
         # Of each class, its label.
         label = np.arange(n_classes) if drift is None else drift.concepts[concept[first]]
         views.append(_View(clients, seen, test.y.cpu(), seen.per_class_accuracy.numpy()[label]))
@@ -391,19 +383,18 @@ def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_V
 
 
 def _own_metrics(
-    item: Item, params: Params, buffers: Params, parts: Tree
+    item: Item, models: ClientModels
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """(number by name, numbers of the clients by name) of the user's metrics.
 
-    One model: on the test set, and on each client's own test samples. With personal `parts`: on the
+    One model: on the test set, and on each client's own test samples. Models of their own: on the
     clients' own test samples together, and on each client's.
     """
     metrics = item.settings.train_of(item.unit.recipe).built_metrics()
     if not metrics:
         return {}, {}
     clients = range(len(item.indices.clients))
-    if parts:
-        models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
+    if models.personal:
         tests = item.client_tests()
         tested = [
             (models.outputs(k, tests[k]), item.labelled(tests[k].y, k))
@@ -415,7 +406,7 @@ def _own_metrics(
         rest = iter(tested)
         own = [next(rest) if len(tests[k].y) else (logits[:0], y[:0]) for k in clients]
     else:
-        logits = outputs_of(item.network, params, buffers, item.test)
+        logits = models.outputs(0, item.test)
         views = views_of(item.indices.skew.drift, item.test.y, item.last_round)
         numbers = measured(metrics, logits, views)
         rows = [torch.from_numpy(part).to(item.device) for part in item.indices.test_clients]
@@ -423,7 +414,7 @@ def _own_metrics(
     return numbers, by_client(metrics, numbers, own)
 
 
-def _backdoor(item: Item, params: Params, buffers: Params, parts: Tree) -> dict[str, float]:
+def _backdoor(item: Item, models: ClientModels) -> dict[str, float]:
     """How often models name the backdoor's target on test samples of other classes with the
     trigger; empty without a backdoor.
 
@@ -432,10 +423,10 @@ def _backdoor(item: Item, params: Params, buffers: Params, parts: Tree) -> dict[
     if item.attackers is None or item.attackers.kind != "backdoor":
         return {}
     target, like = item.attackers.options["target"], item.data.normalised("train", item.device)
-    models = ClientModels(item.network, params, buffers, parts, item.unit.seed)
-    n, rates = len(item.indices.clients) if parts else 1, []
-    for k in set(range(n)) - {*(item.attackers.clients if parts else ())}:
-        test = item.test_of(k) if parts else item.test
+    own, rates = bool(models.personal), []
+    honest = {*range(len(item.indices.clients))} - {*item.attackers.clients}
+    for k in honest if own else {0}:
+        test = item.test_of(k) if own else item.test
         other = test.y != target
         test = test._replace(x=triggered(test.x[other], like), y=test.y[other], noise=None)
         seen = models.evaluate(k, test)
@@ -462,22 +453,27 @@ def _frequent(item: Item, by_client: bool) -> Ints:
 
 def _confusion(y: Tensor, predictions: Tensor, n_classes: int) -> Ints:
     """Counts samples [C, C] by label (row) and prediction (column); both are [n]."""
-    from sklearn.metrics import confusion_matrix
-
-    counts: Ints = confusion_matrix(y, predictions, labels=range(n_classes))
-    return counts
+    cells = (y * n_classes + predictions).numpy()
+    return np.bincount(cells, minlength=n_classes**2).reshape(n_classes, n_classes)
 
 
-def _by_class(y: Tensor, predictions: Tensor, constant: Tensor | int) -> tuple[float, float, float]:
-    """Accuracy of the answers `constant`, balanced accuracy, macro-F1; `y`, `predictions` [n].
+def _by_class(confusion: Ints) -> tuple[float, float]:
+    """(balanced accuracy, macro-F1) of a confusion matrix.
 
     Balanced accuracy is the mean over the classes with samples. Macro-F1 is the mean over the
     classes with samples or predictions.
     """
-    from sklearn.metrics import precision_recall_fscore_support
+    hits, samples, named = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    known, seen = samples > 0, samples + named > 0
+    f1 = 2 * hits[seen] / (samples + named)[seen]
+    return (hits[known] / samples[known]).mean(), f1.mean()
 
-    _, recall, f1, samples = precision_recall_fscore_support(y, predictions, zero_division=0)
-    return (y == constant).double().mean().item(), recall[samples > 0].mean(), f1.mean()
+
+def models_of(item: Item, tensors: Params) -> ClientModels:
+    """The clients' models of the content of model.safetensors: all the same, if they keep no
+    parts."""
+    parts, seed = personal_parts(tensors), item.unit.seed
+    return ClientModels(item.network, *final_model(tensors), parts, seed, item.loss)
 
 
 def personal_parts(tensors: Params) -> Tree:
@@ -568,7 +564,7 @@ def _efficiency(
 
 
 def _noisy(
-    item: Item, params: Params, buffers: Params, personal: Sequence[Evaluation]
+    item: Item, models: ClientModels, personal: Sequence[Evaluation]
 ) -> Sequence[Evaluation]:
     """The model on one copy of the test set per client, as that client sees images.
 
@@ -592,12 +588,7 @@ def _noisy(
     copies = list(zip(images, labels, strict=True))
     for client, copy in enumerate(copies):
         if copy not in evaluations:
-            drawn = torch.tensor(key(item.unit.seed, "noisy test", client), device=item.device)
-            evaluations[copy] = evaluate(
-                *(item.network, params, buffers, item.test_of(client)),
-                read=Read(drawn),
-                loss=item.loss,
-            )
+            evaluations[copy] = models.evaluate(client, item.test_of(client))
     return [evaluations[copy] for copy in copies]
 
 

@@ -12,9 +12,8 @@ from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import Params
 from fedml_noniid.data.client_tests import of_users
 from fedml_noniid.engines.evaluation import pooled
-from fedml_noniid.engines.personal import ClientModels
 from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
+from fedml_noniid.pipelines.experiment.measuring import models_of
 
 
 def scores_of_owners(item: Item, tensors: Params) -> dict[str, float]:
@@ -24,9 +23,7 @@ def scores_of_owners(item: Item, tensors: Params) -> dict[str, float]:
     Each part is all clients' samples together. `item`, `tensors`: as in `measure`, of a run that is
     over. UserError where samples have no owner.
     """
-    params, buffers = final_model(tensors)
-    parts, scores = personal_parts(tensors), dict[str, float]()
-    models = ClientModels(item.network, params, buffers, parts, item.unit.seed, item.loss)
+    models, scores = models_of(item, tensors), dict[str, float]()
     for name, samples in samples_of_owners(item).items():
         scored = [models.evaluate(k, own) if len(own.y) else None for k, own in enumerate(samples)]
         if (whole := pooled(item.network, scored, samples, item.loss)) is None:

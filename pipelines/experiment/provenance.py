@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -184,31 +184,34 @@ def code(*modules: str, silo: bool = False) -> str:
 
     `silo`: whether the FedML pairs and `deploy` count too.
     """
-    return digest(
-        {path.relative_to(ROOT).as_posix(): _hash(path) for path in files(*modules, silo=silo)}
-    )
+    hashes = {
+        path: _source(path).hash
+        if path.suffix == ".py"
+        else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files(*modules, silo=silo)
+    }
+    return digest({path.relative_to(ROOT).as_posix(): hashed for path, hashed in hashes.items()})
 
 
 @cache
 def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
     """The files of some modules and of all their imports, with the files that they name beside
     themselves."""
-    paths: dict[str, Path] = {}
-    todo = list(modules)
+    paths: set[Path] = set()
+    seen, todo = {"", PACKAGE}, list(modules)
     while todo:
         name = todo.pop()
-        path = _file(name)
-        if path is None or name in paths or name == PACKAGE or name.startswith(NO_CODE):
+        is_silo = name.startswith(SILO) or name.endswith(".pair")
+        if name in seen or name.startswith(NO_CODE) or (is_silo and not silo):
             continue
-        if not silo and (name.startswith(SILO) or name.endswith(".pair")):
-            continue
-        paths[name] = path
-        # An import of a module also runs the packages around it.
-        todo += [name.rsplit(".", 1)[0]] if "." in name else []
-        todo += [other for other in _source(path).imports if name not in LISTS or other in LISTS]
-    return tuple(
-        sorted({*paths.values(), *(file for path in paths.values() for file in _beside(path))})
-    )
+        seen.add(name)
+        if path := _file(name):
+            source = _source(path)
+            paths |= {path, *source.beside}
+            # An import of a module also runs the packages around it.
+            todo.append(name.rpartition(".")[0])
+            todo += [other for other in source.imports if name not in LISTS or other in LISTS]
+    return tuple(sorted(paths))
 
 
 def _modules(settings: Config, recipe: str) -> list[str]:
@@ -236,71 +239,42 @@ class _Source(NamedTuple):
     """What counts of a Python file."""
 
     hash: str  # of its code
-    imports: list[str]  # our modules among its imports
-    constants: set[object]  # some of them are names of files
+    imports: tuple[str, ...]  # our modules among its imports
+    beside: tuple[Path, ...]  # files that are no modules, which it names, or whose folder it names
 
 
 @cache
 def _source(path: Path) -> _Source:
     """Parses a Python file. The registry counts without its imports and its table of methods."""
-    tree = ast.parse(path.read_bytes())
-    imports = [name for name in _named(tree) if name.split(".")[0] == PACKAGE]
-    constants: set[object] = {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)
-    }
-    body = tree.body
-    if path == _file(REGISTRY):
-        body = [
-            node
-            for node in body
-            if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)
-        ]
-    hashed = hashlib.sha256("\n".join(filter(None, map(_dumped, body))).encode()).hexdigest()
-    return _Source(hashed, imports, constants)
-
-
-def _beside(path: Path) -> Iterator[Path]:
-    """The files beside a module that are no modules, and that its texts name, themselves or by
-    their folder."""
-    names = _source(path).constants
-    for neighbour in path.parent.iterdir():
-        if (
-            neighbour.name in names
-            and neighbour.suffix != ".py"
-            and not (neighbour / "__init__.py").exists()
-        ):
-            yield from sorted(neighbour.iterdir()) if neighbour.is_dir() else (neighbour,)
-
-
-def _named(tree: ast.Module) -> Iterator[str]:
+    tree, imports, texts = ast.parse(path.read_bytes()), list[str](), set[object]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Constant):
+            texts.add(node.value)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
-def _hash(path: Path) -> str:
-    """Hash of a file, for a module of its code."""
-    return (
-        _source(path).hash
-        if path.suffix == ".py"
-        else hashlib.sha256(path.read_bytes()).hexdigest()
+            imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
+            ast.get_docstring(node, clean=False) is not None
+        ):
+            del node.body[0]
+    if path == _file(REGISTRY):
+        names = ast.Import | ast.ImportFrom | ast.AnnAssign
+        tree.body = [node for node in tree.body if not isinstance(node, names)]
+    return _Source(
+        hashlib.sha256(ast.dump(tree).encode()).hexdigest(),
+        tuple(name for name in imports if name.split(".")[0] == PACKAGE),
+        tuple(_beside(path, texts)),
     )
 
 
-def _dumped(node: ast.stmt) -> str:
-    """A statement as text, without docstrings and line numbers."""
-    for inner in ast.walk(node):
-        body: list[Any] = getattr(inner, "body", None) or []
-        if (
-            isinstance(inner, ast.ClassDef | ast.FunctionDef)
-            and ast.get_docstring(inner, clean=False) is not None
-        ):
-            body[:1] = []
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return "" if is_text else ast.dump(node)
+def _beside(path: Path, names: set[object]) -> Iterator[Path]:
+    """The files beside a module that are no modules, and that have one of the names, themselves or
+    their folder."""
+    for neighbour in path.parent.iterdir():
+        is_module = neighbour.suffix == ".py" or (neighbour / "__init__.py").exists()
+        if neighbour.name in names and not is_module:
+            yield from sorted(neighbour.iterdir()) if neighbour.is_dir() else (neighbour,)
 
 
 @cache

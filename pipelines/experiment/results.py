@@ -150,36 +150,29 @@ def of_clients(columns: Iterable[str]) -> str:
 
 def _of_clients(path: Path) -> tuple[list[float], dict[str, Site]]:
     """The finite values of that column, and those of named owners."""
+    rows = table(path)
+    if not rows:
+        return [], {}
+    main = of_clients(rows[0])
+    score = f"test_{main_of(rows[0])}" if "owner" in rows[0] else main
     try:
-        with path.open(newline="") as file:
-            lines = csv.reader(file)
-            head = next(lines, [])
-            at = head.index(of_clients(head)) if head else 0
-            rows = [line if len(line) == len(head) else ["cells"] * len(head) for line in lines]
-        values = [float(row[at] or "nan") for row in rows]
-        sites = {}
-        if "owner" in head:
-            titles = ("owner", "samples", "test_samples", f"test_{main_of(head)}")
-            places = [head.index(title) for title in titles]
-            for name, samples, tests, score in ([row[i] for i in places] for row in rows):
-                if score:  # there is none without test samples
-                    sites[name] = Site(int(samples), int(tests), float(score))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: can't be read ({error})") from None
-    except ValueError as error:
+        values = [float(row[main] or "nan") for row in rows]
+        sites = {
+            row["owner"]: Site(int(row["samples"]), int(row["test_samples"]), float(row[score]))
+            for row in rows
+            if row.get("owner") and row[score]  # there is none without test samples
+        }
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: {error}, expected numbers; {RERUN}") from None
     return [value for value in values if math.isfinite(value)], sites
 
 
 def unseen_sites(lines: Iterable[Mapping[str, Any]]) -> dict[str, UnseenSite]:
     """The owners of unseen.csv. KeyError and ValueError for other lines."""
+    keys = ("majority_accuracy", "accuracy")
     return {
         str(line["owner"]): UnseenSite(
-            int(line["samples"]),
-            *(
-                math.nan if line[key] == "" else float(line[key])
-                for key in ("majority_accuracy", "accuracy")
-            ),
+            int(line["samples"]), *(math.nan if line[k] == "" else float(line[k]) for k in keys)
         )
         for line in lines
     }

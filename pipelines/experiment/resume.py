@@ -21,11 +21,6 @@ STATE, ROUNDS = "checkpoint.safetensors", "checkpoint.rounds"  # the two files o
 MEMORY = "checkpoint.memory"  # and its file, where clients' memories lie on disk
 
 
-def folder_of(repository: Path, fingerprint: str) -> Path:
-    """The folder of an item's checkpoints."""
-    return repository / RESUME / fingerprint[:16]
-
-
 def checkpoints(folder: Path, fingerprint: str, attempt: str = "") -> Checkpoints:
     """The checkpoints of an attempt, of the process in front by default.
 

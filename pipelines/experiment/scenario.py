@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,8 +43,13 @@ from fedml_noniid.pipelines.experiment.devices import DeviceSettings, WaitSettin
 
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # beside the options of its partition
 # Keys that change no split of the data.
-OF_RUN = ("availability", "devices", "waits", "attack")
+OF_RUN = ("availability", "attack", "devices", "waits")
 PAIRS = "pairs of two classes such as [[1, 2], [3, 4]]; [] for clients that keep their labels"
+
+
+def pairs(values: Mapping[str, object]) -> str:
+    """`sigma 0.1, form level`."""
+    return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 class NoiseSettings(Section):
@@ -80,22 +86,12 @@ class LabelNoiseSettings(Section):
     form: Literal["equal", "level"] = "equal"
     kind: Literal["symmetric", "pair"] = "symmetric"
 
-    @property
-    def description(self) -> str:
-        """`equal label noise, rate 0.2, symmetric`."""
-        return f"{self.form} label noise, rate {self.rate:g}, {self.kind}"
-
 
 class RotationSettings(Section):
     """An angle for each client's images: feature skew. Quarter turns need no interpolation."""
 
     # Client i has the angle number i modulo their number.
     degrees: Annotated[list[Annotated[int, OneOf(lambda: (0, 90, 180, 270))]], Field(min_length=1)]
-
-    @property
-    def description(self) -> str:
-        """`images rotated by 0, 90 degrees`."""
-        return f"images rotated by {', '.join(map(str, self.degrees))} degrees"
 
 
 class DriftSettings(Section):
@@ -126,13 +122,6 @@ class DriftSettings(Section):
         """The last round in which labels change."""
         steps = {"incremental": len(self.swap) - 1, "recurrent": 1}.get(self.kind, 0)
         return self.at + steps * (self.every or 0)
-
-    @property
-    def description(self) -> str:
-        """`sudden drift from round 20, swapped classes 1-7, 3-4`."""
-        pairs = ", ".join("-".join(map(str, pair)) or "none" for pair in self.swap)
-        often = "" if self.every is None else f" every {self.every}"
-        return f"{self.kind} drift from round {self.at}{often}, swapped classes {pairs}"
 
 
 class AvailabilitySettings(Section):
@@ -170,13 +159,6 @@ class AvailabilitySettings(Section):
         assert self._missing is not None, "`load` reads the file"
         return absences.listed(self._missing)
 
-    @property
-    def description(self) -> str:
-        """`20 % of the clients missing per round`."""
-        if self.rate is not None:
-            return f"{100 * self.rate:g} % of the clients missing per round"
-        return f"clients missing as in {self.file}"
-
 
 def _all(waits: object) -> object:
     return {} if waits == "all" else waits
@@ -212,13 +194,6 @@ class AttackSettings(OpenSection):
         order = stream(seed, "attackers").permutation(n_clients).tolist()
         clients = sorted(order[: cohort_size(self.clients, n_clients)])
         return Attackers(self.kind, options, tuple(clients), seed, self.n_factor)
-
-    @property
-    def description(self) -> str:
-        """`20 % of the clients attack: sign_flip, factor 3`."""
-        more = self.options | ({} if self.n_factor == 1 else {"n_factor": self.n_factor})
-        how = ", ".join([self.kind, *(f"{key} {value}" for key, value in more.items())])
-        return f"{100 * self.clients:g} % of the clients attack: {how}"
 
 
 def _partition(name: str) -> str:
@@ -299,13 +274,14 @@ class Scenario(OpenSection):
             with located("devices"):
                 self.devices.read(root, self.clients)
 
-    @property
-    def clock(self) -> str:
-        """`devices step_ms 20.0, spread 10.0, waits for all`."""
-        assert self.devices is not None, "the caller asks"
-        devices = ", ".join(f"{key} {value}" for key, value in self.devices.model_dump().items())
-        waits = ", ".join(f"{key} {value}" for key, value in self.waits.chosen.items())
-        return f"devices {devices}, waits {waits or 'for all'}"
+    def described(self, *keys: str) -> list[str]:
+        """`noise (sigma 0.1, form level)` for each of these keys that is set, in the words of
+        params.yaml."""
+        sections = self.model_dump(exclude_none=True)
+        shown = {key: values for key in keys if (values := sections.get(key))}
+        for values in shown.values():
+            values.pop("sha256", None)
+        return [f"{key} ({pairs(values)})" for key, values in shown.items()]
 
     @property
     def files(self) -> list[str]:

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors.torch import save
 
 from fedml_noniid.core.component import Public
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import Params, leaves
+from fedml_noniid.data.indices import INDICES
 from fedml_noniid.engines.callbacks import Row
 from fedml_noniid.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.engines.record import rounds_csv
 from fedml_noniid.engines.simulation import Simulation
 from fedml_noniid.own_code import OURS, EditedError, check_unchanged
-from fedml_noniid.pipelines.experiment import provenance
+from fedml_noniid.pipelines.experiment import cache, provenance
+from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.results import finals
+from fedml_noniid.pipelines.experiment.workspace import Workspace
 
 # How reports describe the public split that training sees.
 SEEN = {Public.UNLABELLED: "unlabelled", Public.LABELLED: "labelled", Public.TEST_SET: "labelled"}
@@ -109,3 +114,25 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
         record["memory_sha256"] = simulation.engine.clients.memory.sha256()
     unsaved = frozen if item.settings.train.save == "trained" else frozenset[str]()
     return Trained(tensors, outcome.rows, outcome.tensors, record, unsaved)
+
+
+def fingerprint_of(
+    workspace: Workspace, settings: Config, unit: Unit, hashes: dict[Path, str | None]
+) -> str:
+    """Hash of an item's settings, code, data and partition. `hashes`: of data sets, once known."""
+    data = workspace.dataset_of(settings, unit.scenario, unit.seed)
+    if data not in hashes:
+        hashes[data] = cache.sha256(data)
+    indices = cache.sha256(workspace.partition(unit.scenario, unit.seed) / INDICES)
+    return provenance.training_fingerprint(settings, unit, hashes[data], indices)
+
+
+def item_of(workspace: Workspace, settings: Config, unit: Unit, fingerprint: str) -> Item:
+    """The item with this fingerprint, with its data. UserError if there is another one."""
+    item = Item.load(workspace, settings, unit)
+    if fingerprint_of(workspace, settings, unit, {}) != fingerprint:
+        raise UserError(
+            f"{unit.key}: its code, data or partition are not those with which the command began",
+            allowed="the same packages on all machines, yours too, and one command in this folder",
+        )
+    return item

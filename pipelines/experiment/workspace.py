@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # it imports torch
     from fedml_noniid.pipelines.experiment.config import Config
@@ -16,21 +16,7 @@ DVC_TAGS = {"DVC_EXP_NAME": "dvc_experiment", "DVC_EXP_BASELINE_REV": "dvc_revis
 
 
 DATASET = "dataset.safetensors"  # of a partition
-# Environment variables that `noniid run --cluster` sets for the stages.
-CLUSTER, CLUSTER_KIT = "NONIID_CLUSTER", "NONIID_CLUSTER_KIT"
-
-
-class Cluster(NamedTuple):
-    """The machines that train the items."""
-
-    address: str  # of the scheduler, or file: and the file that it writes
-    kit: Path | None = None  # the folder of the certificates
-
-    @staticmethod
-    def from_environment(environment: Mapping[str, str]) -> Cluster | None:
-        """The cluster that the environment names. None: this machine alone."""
-        address, kit = environment.get(CLUSTER), environment.get(CLUSTER_KIT)
-        return Cluster(address, Path(kit) if kit else None) if address else None
+CLUSTER = "NONIID_CLUSTER"  # environment variable that `noniid run --cluster` sets for the stages
 
 
 @dataclass(frozen=True)
@@ -42,7 +28,7 @@ class Workspace:
     data: Path  # prepared data sets
     tracking_uri: str | None = None  # MLflow's server; None: the store in the repository
     tags: Mapping[str, str] = field(default_factory=dict)  # of MLflow's runs
-    cluster: Cluster | None = None  # trains the items; None: this machine does
+    cluster: Path | None = None  # the kit of those that train the items; None: this machine does
 
     @staticmethod
     def from_environment(root: Path, environment: Mapping[str, str]) -> Workspace:
@@ -58,7 +44,7 @@ class Workspace:
             root / "data",
             environment.get("MLFLOW_TRACKING_URI") or None,
             {tag: environment[name] for name, tag in DVC_TAGS.items() if environment.get(name)},
-            Cluster.from_environment(environment),
+            Path(environment[CLUSTER]) if environment.get(CLUSTER) else None,
         )
 
     def user_folder(self, name: str) -> Path:

@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedml_noniid.metrics import METRICS, Metric
-from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.heatmap import as_png
-from fedml_noniid.pipelines.reporting.summary import ScenarioSummary
+from fedml_noniid.pipelines.reporting.summary import ScenarioSummary, courses
 
 Values = npt.NDArray[np.float64]
 BASELINE_COLOUR = "#000000"
@@ -61,20 +59,9 @@ class Curve:
 
     recipe: str
     label: str
-    metric: Metric
     rounds: Values  # [t]
     mean: Values  # [t]
     std: Values | None  # [t], None with one seed
-
-    @property
-    def name(self) -> str:
-        """`scaffold 91.0`: its last value."""
-        return f"{self.label} {last(self.mean[-1], self.metric)}"
-
-
-def last(value: float, metric: Metric) -> str:
-    """The last value of a line, as shown, in the line's name."""
-    return f"{value:.{metric.decimals - 1}f}"
 
 
 def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
@@ -84,25 +71,41 @@ def accuracy(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes:
     The upper panel has all rounds. The lower one enlarges the second half of them, and names the
     lines in the order of their ends.
     """
-    curves, looks = _curves(scenario), _looks(scenario, recipes)
-    metric = scenario.metric
-    figure, (whole, late) = _canvas(len(curves), metric)
+    curves, metric = _curves(scenario), scenario.metric
+    # Room for the names of all lines. Narrow enough that a phone shows the letters large enough.
+    height = max(3.4, LABEL * len(curves) + 0.9)
+    figure = _figure(2.7 + height)
+    whole, late = figure.subplots(2, 1, height_ratios=[2.7, height])
     for axes in (whole, late):
-        for curve in curves:
-            axes.plot(curve.rounds, curve.mean, label=curve.name, **looks[curve.recipe])
-            if curve.std is not None:
-                lower, upper = curve.mean - curve.std, curve.mean + curve.std
-                colour = looks[curve.recipe]["color"]
-                axes.fill_between(curve.rounds, lower, upper, color=colour, alpha=0.13, linewidth=0)
-        axes.margins(x=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        draw_curves(axes, scenario, recipes)
+        axes.tick_params(labelsize=11)
+        axes.set_ylabel(axes.get_ylabel(), fontsize=12)
+        axes.xaxis.label.set_size(12)
+    whole.set_xlabel("")
     whole.set_title(scenario.name, loc="left", fontsize=12)
     end = max(float(curve.rounds[-1]) for curve in curves)
     late.set_xlim(min(end / 2, end - 1), end)
     late.set_ylim(*_limits(curves, metric))
-    late.set_xlabel("round (second half, enlarged)" if end > 2 else "round")
+    if end > 2:
+        late.set_xlabel("round (second half, enlarged)")
     late.legend(**NAMES)
     return as_png(figure)
+
+
+def draw_curves(axes: Axes, scenario: ScenarioSummary, recipes: Sequence[str]) -> None:
+    """A line for each method of the scenario. `recipes`: of all scenarios, for the colours."""
+    looks, metric = _looks(scenario, recipes), scenario.metric
+    style(axes)
+    axes.set(xlabel="round", ylabel=f"test {metric.label}{metric.unit}")
+    for curve in _curves(scenario):
+        name = f"{curve.label} {curve.mean[-1]:.{metric.decimals - 1}f}"
+        axes.plot(curve.rounds, curve.mean, label=name, **looks[curve.recipe])
+        if curve.std is not None:
+            lower, upper = curve.mean - curve.std, curve.mean + curve.std
+            colour = looks[curve.recipe]["color"]
+            axes.fill_between(curve.rounds, lower, upper, color=colour, alpha=0.13, linewidth=0)
+    axes.margins(x=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def clients(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes | None:
@@ -111,21 +114,38 @@ def clients(scenario: ScenarioSummary, recipes: Sequence[str]) -> bytes | None:
     None without any.
     """
     looks = _looks(scenario, recipes)
-    rows = []
-    for method in scenario.methods:
-        runs = [run for run in scenario.results if run.recipe == method.recipe]
-        factor = scenario.metric.factor
-        values = np.array([factor * x for run in runs for x in run.client_scores], dtype=float)
-        if len(values):
-            rows.append((method.label, looks[method.recipe]["color"], values))
+    rows = [
+        (method.label, looks[method.recipe]["color"], _client_scores(scenario, method.recipe))
+        for method in scenario.methods
+    ]
+    rows = [row for row in rows if len(row[2])]
     if not rows:
         return None
-    figure = Figure(figsize=(6.4, 0.34 * len(rows) + 0.9), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(0.34 * len(rows) + 0.9)
     axes = figure.subplots()
     draw_clients(axes, rows, scenario.metric)
     axes.set_title(scenario.name, loc="left", fontsize=12)
     return as_png(figure)
+
+
+def draw_all_clients(axes: Axes, scenario: ScenarioSummary, recipes: Sequence[str]) -> None:
+    """As `draw_clients`: a row for each of `recipes`, also for those without values."""
+    looks = _looks(scenario, recipes)
+    rows = [(name, looks[name]["color"], _client_scores(scenario, name)) for name in recipes]
+    draw_clients(axes, rows, scenario.metric)
+
+
+def _client_scores(scenario: ScenarioSummary, recipe: str) -> Values:
+    """The scores of a recipe's clients as shown, of all seeds."""
+    runs = [run for run in scenario.results if run.recipe == recipe]
+    scores = [score for run in runs for score in run.client_scores]
+    return np.array([scenario.metric.factor * score for score in scores], dtype=float)
+
+
+def _figure(height: float) -> Figure:
+    figure = Figure(figsize=(6.4, height), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def draw_clients(
@@ -177,29 +197,16 @@ def _curves(scenario: ScenarioSummary) -> list[Curve]:
     end comes first."""
     curves = []
     for method in scenario.methods:
-        courses = [_course(run) for run in scenario.results if run.recipe == method.recipe]
-        both = pd.concat(courses, axis=1, join="inner").sort_index()
+        frame = courses(run for run in scenario.results if run.recipe == method.recipe)
+        both = frame[np.isfinite(frame).all(axis=1)]
         values = scenario.metric.factor * both.to_numpy().T  # [seeds, t]
-        curves.append(
-            Curve(
-                recipe=method.recipe,
-                label=method.label,
-                metric=scenario.metric,
-                rounds=both.index.to_numpy(dtype=float),
-                mean=values.mean(0),
-                std=values.std(0, ddof=1) if len(courses) > 1 else None,
-            )
-        )
+        std = values.std(0, ddof=1) if len(values) > 1 else None
+        rounds = both.index.to_numpy(dtype=float)
+        curves.append(Curve(method.recipe, method.label, rounds, values.mean(0), std))
     # The table's order is another one: methods that are not compared stand last there.
     return sorted(
         (curve for curve in curves if len(curve.rounds)), key=lambda curve: -curve.mean[-1]
     )
-
-
-def _course(run: ItemResult) -> pd.Series:
-    """Test accuracy of the evaluated rounds."""
-    accuracy = pd.DataFrame(run.rows).set_index("round")[f"test_{run.main}"]
-    return accuracy[np.isfinite(accuracy)]
 
 
 def look(
@@ -230,21 +237,6 @@ def _looks(scenario: ScenarioSummary, recipes: Sequence[str]) -> dict[str, dict[
     """The look of each recipe, the same in every picture."""
     base = scenario.baseline and scenario.baseline.recipe
     return {recipe: look(index, recipe == base, (1.8, 2.4)) for index, recipe in enumerate(recipes)}
-
-
-def _canvas(lines: int, metric: Metric) -> tuple[Figure, list[Axes]]:
-    """Two panels on top of each other, narrow enough that a phone shows the letters large
-    enough."""
-    height = max(3.4, LABEL * lines + 0.9)  # inches: room for the names of all lines
-    figure = Figure(figsize=(6.4, 2.7 + height), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = list(figure.subplots(2, 1, height_ratios=[2.7, height]))
-    for axes in panels:
-        style(axes)
-        axes.set_ylabel(f"test {metric.label}{metric.unit}", fontsize=12)
-        axes.tick_params(labelsize=11)
-        axes.xaxis.label.set_size(12)
-    return figure, panels
 
 
 def _limits(curves: Sequence[Curve], metric: Metric) -> tuple[float, float]:

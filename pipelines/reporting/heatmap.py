@@ -70,25 +70,19 @@ def heatmap(counts: Ints, classes: Sequence[str], title: str, clients: Sequence[
 def confusion(counts: Floats, classes: Sequence[str], title: str) -> bytes:
     """`counts` [C, C] as a PNG: a row per true class, a column per predicted class, in percent of
     the row. Small matrices carry the numbers."""
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    n, norm = len(classes), Normalize(0, 100)
-    side = 1.6 + 0.34 * min(max(n, 6), NAMED)
-    figure = Figure(figsize=(side + 0.8, side), dpi=150, layout="constrained")
+    percent = np.rint(100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)).astype(np.int64)
+    width, height = panel_size(percent)
+    beside = 0.6 + CHARACTER * max(map(len, _ticks(len(classes), classes)))  # inches of the names
+    figure = Figure(figsize=(width + beside + 1.2, height + beside + 0.4), dpi=100)
     axes = figure.subplots()
-    percent = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    image = axes.imshow(percent, cmap="Blues", norm=norm, interpolation="nearest")
-    if n <= NUMBERED[1]:
-        _numbers(axes, percent.round().astype(np.int64), norm, image.cmap)
-    if n <= NAMED:
-        names = [verbatim(short(name)) for name in classes]
-        axes.set_xticks(range(n), names, size=8, rotation=90)
-        axes.set_yticks(range(n), names, size=8)
+    # A layout engine takes half as long as the drawing.
+    left, bottom = beside / (width + beside + 1.2), beside / (height + beside + 0.4)
+    figure.subplots_adjust(left=left, bottom=bottom, right=0.98, top=1 - 0.4 * bottom / beside)
+    image = draw(axes, percent, classes, title, classes)
     axes.set(xlabel="predicted class", ylabel="true class")
-    axes.set_title(verbatim(title), loc="left", fontsize=10)
-    bar = figure.colorbar(image, ax=axes)
-    bar.set_label("% of the true class", size=9)
+    figure.colorbar(image, ax=axes).set_label("% of the true class", size=9)
     return as_png(figure)
 
 

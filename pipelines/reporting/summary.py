@@ -219,6 +219,14 @@ def scenario(
     )
 
 
+def courses(runs: Iterable[ItemResult]) -> pd.DataFrame:
+    """The main metric on the test set by round (line) and seed (column); NaN: not measured."""
+    by_seed = {
+        run.seed: {int(row["round"]): row[f"test_{run.main}"] for row in run.rows} for run in runs
+    }
+    return pd.DataFrame(by_seed).sort_index()
+
+
 def measured(runs: Sequence[ItemResult], baseline: pd.Series | None = None) -> pd.DataFrame:
     """The numbers of runs of one recipe, a row per seed; NaN: not known.
 

@@ -19,6 +19,7 @@ from fedml_noniid.pipelines.reporting.summary import (
     TINY,
     MethodSummary,
     ScenarioSummary,
+    courses,
 )
 from fedml_noniid.pipelines.reporting.text import (
     MIB,
@@ -50,7 +51,7 @@ TESTS = ("low", "high", "p", "p_holm")  # parts of a comparison in summary.csv
 MAX_SITES = 40  # rows of the table by client
 MAX_NAMES = 10  # sites in a sentence
 SAME = "same predictions"  # in place of a difference
-BRIEF = ("method", "last round", "vs ", "worst client", "seeds")  # begin the titles of `in_brief`
+BRIEF = ("last round, ", "vs ", "worst client, ")  # begin titles of `in_brief`
 COMPARED = ("method", "difference", "interval", "t test, p", "Holm, p", "higher", "verdict")
 
 
@@ -60,19 +61,24 @@ def cells(scenario: ScenarioSummary) -> list[list[str]]:
 
     The last rows are constant answers.
     """
+    rows = _rows(scenario)
+    return [[*rows[0]], *([*row.values()] for row in rows)]
+
+
+def _rows(scenario: ScenarioSummary) -> list[dict[str, str]]:
+    """Its lines by the title of their column."""
     with_best, with_base = (
         against(scenario, other) for other in (scenario.best, scenario.baseline)
     )
-    final = f"last round, {_title(scenario.main)}"
     rows = [
         _row(scenario, method, with_best.get(method.recipe), with_base.get(method.recipe))
         for method in scenario.methods
     ]
-    rows += [
+    final = f"last round, {_title(scenario.main)}"
+    return rows + [
         dict.fromkeys(rows[0], NONE) | {"method": name, final: percent(value)}
         for name, value in scenario.majority.items()
     ]
-    return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
 def _title(name: str) -> str:
@@ -87,25 +93,41 @@ def by_site(scenario: ScenarioSummary) -> list[list[str]]:
 
     Empty where clients have no names. Of many owners, those with the lowest scores.
     """
-    means, runs = _site_means(scenario), scenario.results
-    if not means:
+    sites, recipes = _sites(scenario), [method.recipe for method in scenario.methods]
+    if sites.empty:
         return []
-    recipes = [method.recipe for method in scenario.methods]
-    worst = sorted(means, key=lambda name: min(means[name].values()))[:MAX_SITES]
+    means = _mean_scores(scenario)
+    by_name = sites.drop_duplicates(["name", "seed"], keep="last").groupby("name")
+    numbers = by_name[["samples", "tests"]].mean().assign(seeds=by_name.size())
+    worst = [*means.min(axis=1).nsmallest(MAX_SITES).index]
     rows = []
     for name in (worst[k] for k in order_of(worst)):
-        by_seed = {run.seed: run.sites[name] for run in runs if name in run.sites}
-        numbers = (
-            fmean(site.samples for site in by_seed.values()),
-            fmean(site.tests for site in by_seed.values()),
-            len(by_seed),
-        )
-        scores = [
-            scenario.metric.number(means[name][recipe]) if recipe in means[name] else NONE
-            for recipe in recipes
-        ]
-        rows.append([one_line(name), *(f"{number:.0f}" for number in numbers), *scores])
+        about = (f"{number:.0f}" for number in numbers.loc[name])
+        scores = (_number(score, scenario.metric) for score in means.loc[name, recipes])
+        rows.append([one_line(name), *about, *scores])
     return [["client", "samples", "tests", "seeds", *recipes], *rows]
+
+
+def _sites(scenario: ScenarioSummary) -> pd.DataFrame:
+    """A line for each run and each named owner with test samples."""
+    lines = [
+        (run.recipe, run.seed, name, *site)
+        for run in scenario.results
+        for name, site in run.sites.items()
+    ]
+    return pd.DataFrame(lines, columns=["recipe", "seed", "name", "samples", "tests", "score"])
+
+
+def _mean_scores(scenario: ScenarioSummary, lines: Sequence[str] = ("name",)) -> pd.DataFrame:
+    """Mean scores by owner (line), or by these `lines`, and recipe (column); NaN: not known."""
+    recipes = [method.recipe for method in scenario.methods]
+    table = _sites(scenario).pivot_table("score", [*lines], "recipe", sort=False)
+    return table.reindex(columns=recipes)
+
+
+def _number(value: float, metric: Metric) -> str:
+    """A number as shown; NaN: not known."""
+    return NONE if pd.isna(value) else metric.number(value)
 
 
 def site_tests(scenario: ScenarioSummary) -> list[list[str]]:
@@ -115,7 +137,8 @@ def site_tests(scenario: ScenarioSummary) -> list[list[str]]:
     """
     if not scenario.has_site_tests:
         return []
-    comparisons, means, metric = on_sites(scenario), _site_means(scenario), scenario.metric
+    comparisons, means = on_sites(scenario), _mean_scores(scenario)
+    metric = scenario.metric
     base = scenario.baseline.recipe if scenario.baseline else BASELINE
     tested = [method for method in scenario.methods if "site_mean" in method.spreads]
     rows = []
@@ -134,54 +157,46 @@ def unseen_sites(scenario: ScenarioSummary, others: Sequence[ScenarioSummary]) -
 
     `others`: scenarios in which they may have taken part.
     """
-    took_part: dict[tuple[str, str], list[float]] = {}
-    for run in (run for other in others if other is not scenario for run in other.results):
-        for name, score in run.site_scores.items():
-            took_part.setdefault((name, run.recipe), []).append(score)
+    lines = [
+        (name, run.recipe, site.samples, site.majority, site.accuracy, run.tested[-1])
+        for run in scenario.results
+        for name, site in run.unseen.items()
+    ]
+    scores = [
+        (name, run.recipe, score)
+        for other in others
+        if other is not scenario
+        for run in other.results
+        for name, score in run.site_scores.items()
+    ]
+    if not lines:
+        return []
+    key = ["name", "recipe"]
+    here = pd.DataFrame(lines, columns=[*key, "samples", "majority", "zero_shot", "others"])
+    there = pd.DataFrame(scores, columns=[*key, "with it"]).groupby(key).mean()
+    means = here.groupby(key, sort=False).mean().join(there)
     recipes = [method.recipe for method in scenario.methods]
-    by_recipe = {
-        recipe: [run for run in scenario.results if run.recipe == recipe and run.unseen]
-        for recipe in recipes
-    }
-    names = {name: site for run in scenario.results for name, site in run.unseen.items()}
-    rows = []
-    for (name, site), recipe in itertools.product(names.items(), recipes):
-        if runs := by_recipe[recipe]:
-            scores = [run.unseen[name].accuracy for run in runs]
-            means = fmean(scores), fmean(run.tested[-1] for run in runs)
-            with_it = took_part.get((name, recipe))
-            numbers = [site.majority, *means, *([fmean(with_it)] if with_it else [])]
-            cells_of_row = [scenario.metric.number(number) for number in numbers]
-            rows.append([one_line(name), str(site.samples), recipe, *cells_of_row])
-            rows[-1] += [NONE] * (with_it is None)
-    header = ["site", "rows", "method", "majority, %", "zero-shot, %", "others, %"]
-    return [[*header, "where it took part, %"], *rows] if rows else []
-
-
-def site_changes(scenario: ScenarioSummary) -> list[tuple[str, str, str]]:
-    """(recipe, sites on which it is above the baseline, sites on which it is below), as text."""
-    rows = []
-    for recipe in on_sites(scenario):
-        differences = _site_differences(scenario, recipe)
-        above = [name for name, difference in differences.items() if difference > TINY]
-        below = [name for name, difference in differences.items() if difference < -TINY]
-        rows.append((recipe, _listed(above), _listed(below)))
+    rows = [["site", "rows", "method", "majority, %", "zero-shot, %", "others, %"]]
+    rows[0].append("where it took part, %")
+    for name, recipe in itertools.product(here["name"].unique(), recipes):
+        if (name, recipe) in means.index:
+            samples, *numbers = means.loc[(name, recipe)]
+            shown = (_number(number, scenario.metric) for number in numbers)
+            rows.append([one_line(name), f"{samples:.0f}", recipe, *shown])
     return rows
 
 
-def _site_differences(scenario: ScenarioSummary, recipe: str) -> dict[str, float]:
-    """Owner -> mean difference to the baseline's score, over the seeds that both have; the largest
-    differences first."""
+def site_changes(scenario: ScenarioSummary) -> list[tuple[str, str, str]]:
+    """(recipe, sites on which it is above the baseline, sites on which it is below), as text: mean
+    differences over the seeds that both have, the largest first."""
+    scores, rows = _mean_scores(scenario, ("name", "seed")), []
     base = scenario.baseline.recipe if scenario.baseline else BASELINE
-    of_base = {run.seed: run.site_scores for run in scenario.results if run.recipe == base}
-    differences: dict[str, list[float]] = {}
-    for run in scenario.results:
-        theirs = of_base.get(run.seed, {}) if run.recipe == recipe else {}
-        for name, score in run.site_scores.items():
-            if name in theirs:
-                differences.setdefault(name, []).append(score - theirs[name])
-    means = {name: fmean(values) for name, values in differences.items()}
-    return dict(sorted(means.items(), key=lambda item: -abs(item[1])))
+    for recipe in on_sites(scenario):
+        gains = (scores[recipe] - scores[base]).groupby("name").mean()
+        gains = gains.sort_values(key=lambda gain: -gain.abs(), kind="stable")
+        above, below = ([*gains.index[sign * gains > TINY]] for sign in (1, -1))
+        rows.append((recipe, _listed(above), _listed(below)))
+    return rows
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -192,34 +207,17 @@ def _listed(names: Sequence[str]) -> str:
     return f"{len(names)} ({', '.join(shown)})" if names else "0"
 
 
-def _worst(
-    scenario: ScenarioSummary, means: Mapping[str, Mapping[str, float]], method: MethodSummary
-) -> str:
+def _worst(scenario: ScenarioSummary, means: pd.DataFrame, method: MethodSummary) -> str:
     """The owner with the lowest mean score over the seeds, and the score; "" without any.
 
-    `means`: of `_site_means`.
+    `means`: of `_mean_scores`.
     """
-    scores = {
-        name: by_recipe[method.recipe]
-        for name, by_recipe in means.items()
-        if method.recipe in by_recipe
-    }
-    if not scores:
+    scores = means[method.recipe].dropna()
+    if scores.empty:
         return ""
-    name = min(scores, key=scores.__getitem__)
+    name = scores.idxmin()
     client = f"client {name}" if name.isdecimal() else short(name)
     return f"{client}: {scenario.metric.number(scores[name])}"
-
-
-def _site_means(scenario: ScenarioSummary) -> dict[str, dict[str, float]]:
-    """Owner -> recipe -> mean score of the owner's client over the seeds."""
-    scores: dict[str, dict[str, list[float]]] = {}
-    for run in scenario.results:
-        for name, site in run.sites.items():
-            scores.setdefault(name, {}).setdefault(run.recipe, []).append(site.score)
-    return {
-        name: {key: fmean(x) for key, x in by_recipe.items()} for name, by_recipe in scores.items()
-    }
 
 
 def in_brief(scenario: ScenarioSummary) -> list[list[str]]:
@@ -228,22 +226,18 @@ def in_brief(scenario: ScenarioSummary) -> list[list[str]]:
 
     The worst client is that with the lowest mean in `by_site`, if clients have names.
     """
-    (header, *rows), sites = cells(scenario), _site_means(scenario)
-    columns = [i for i, title in enumerate(header) if title.startswith(BRIEF)]
-    against_base, worst = (
-        next(i for i, title in enumerate(header) if title.startswith(beginning))
-        for beginning in ("vs ", "worst client")
-    )
-    if sites:
-        header[worst] = header[worst].replace("client", "on own tests")
-    verdicts = dict[str, str]()
-    if scenario.baseline is not None:
-        verdicts = {line[0]: line[-1] for _, table in compared(scenario)[:1] for line in table[1:]}
+    rows = _rows(scenario)
+    header = [t for t in rows[0] if t in ("method", "seeds") or t.startswith(BRIEF)]
+    _, _, against_base, worst, _ = header
+    tables, means = compared(scenario)[: scenario.baseline is not None], _mean_scores(scenario)
+    verdicts = {line[0]: line[-1] for _, table in tables for line in table[1:]}
     for method, row in zip(scenario.methods, rows, strict=False):  # then the constant answers
         if method.recipe in verdicts and row[against_base] != SAME:
             row[against_base] += f", {verdicts[method.recipe]}"
-        row[worst] = _worst(scenario, sites, method) or row[worst]
-    return [[row[i] for i in columns] for row in (header, *rows)]
+        row[worst] = _worst(scenario, means, method) or row[worst]
+    body = [[row[title] for title in header] for row in rows]
+    header[3] = worst if means.empty else worst.replace("client", "on own tests")
+    return [header, *body]
 
 
 def _row(
@@ -300,23 +294,13 @@ def _own_metrics(scenario: ScenarioSummary) -> list[str]:
 def compared(scenario: ScenarioSummary) -> list[tuple[str, list[list[str]]]]:
     """(the other method, table as text) of the comparisons with the baseline and with the best
     method."""
-    others = dict.fromkeys(filter(None, (scenario.baseline, scenario.best)))
-    tables = [(other.recipe, against(scenario, other).values()) for other in others]
     constant = {method.recipe for method in scenario.methods if method.is_constant}
-    return [
-        (
-            name,
-            [
-                list(COMPARED),
-                *(
-                    _numbers(comparison, scenario.metric, comparison.recipe in constant)
-                    for comparison in comparisons
-                ),
-            ],
-        )
-        for name, comparisons in tables
-        if comparisons
-    ]
+    tables = []
+    for other in dict.fromkeys(filter(None, (scenario.baseline, scenario.best))):
+        tests = against(scenario, other).values()
+        rows = [_numbers(test, scenario.metric, test.recipe in constant) for test in tests]
+        tables += [(other.recipe, [[*COMPARED], *rows])] if rows else []
+    return tables
 
 
 def _numbers(comparison: Comparison, metric: Metric, is_constant: bool) -> list[str]:
@@ -380,38 +364,32 @@ def summary_csv(scenarios: Iterable[ScenarioSummary]) -> str:
 def headline(scenarios: Sequence[ScenarioSummary]) -> Mapping[str, Mapping[str, float]]:
     """The numbers that DVC shows, by name of the recipe; `best` has the best accuracy.
 
-    Few, with short names, so that DVC's tables fit a terminal. The scenario is part of the name if
-    there are several.
+    Main metric, that of the worst client, difference to the baseline (fractions) and traffic of the
+    whole run in MiB, with six digits; unknown numbers are left out. Few, with short names, so that
+    DVC's tables fit a terminal. The scenario is part of the name if there are several.
     """
     files, best = dict[str, Mapping[str, float]](), dict[str, float]()
     for scenario in scenarios:
-        comparisons, prefix = against(scenario, scenario.baseline), ""
-        if len(scenarios) > 1:
-            prefix = f"{scenario.name}-"
+        comparisons = against(scenario, scenario.baseline)
+        prefix = f"{scenario.name}-" if len(scenarios) > 1 else ""
         for method in scenario.methods:
-            numbers = _headline(scenario, method, comparisons.get(method.recipe))
-            files[f"{prefix}{method.recipe}"] = numbers
+            with_base, spreads = comparisons.get(method.recipe), method.spreads
+            final = method.final.mean
+            numbers = {
+                scenario.main: final,
+                "worst": spreads["worst_client"].mean if "worst_client" in spreads else None,
+                "gain": with_base.mean if with_base and with_base.differences else None,
+                "mib": spreads["traffic_total_bytes"].mean / MIB,
+            }
+            files[f"{prefix}{method.recipe}"] = rounded = {
+                # What the difference of equal numbers may be is 0.
+                name: float(f"{x:.6g}") if abs(x) > TINY * abs(final) else 0.0
+                for name, x in numbers.items()
+                if x is not None
+            }
             if method.rank == 1:
-                best[f"{prefix}best"] = numbers[scenario.main]
+                best[f"{prefix}best"] = rounded[scenario.main]
     return {**files, "best": best} if best else files
-
-
-def _headline(
-    scenario: ScenarioSummary, method: MethodSummary, with_base: Comparison | None
-) -> dict[str, float]:
-    """Main metric, that of the worst client, difference to the baseline (fractions) and traffic of
-    the whole run in MiB, with six digits.
-
-    Unknown numbers are left out.
-    """
-    numbers = {scenario.main: method.final.mean}
-    if "worst_client" in method.spreads:
-        numbers["worst"] = method.spreads["worst_client"].mean
-    if with_base is not None and with_base.differences:
-        numbers["gain"] = with_base.mean
-    numbers["mib"] = method.spreads["traffic_total_bytes"].mean / MIB
-    rounding = TINY * abs(method.final.mean)  # what the difference of equal numbers may be
-    return {name: float(f"{x:.6g}") if abs(x) > rounding else 0.0 for name, x in numbers.items()}
 
 
 def curves_csv(scenario: ScenarioSummary, recipes: Sequence[str]) -> str:
@@ -419,13 +397,8 @@ def curves_csv(scenario: ScenarioSummary, recipes: Sequence[str]) -> str:
 
     Empty where it is not known of all seeds.
     """
-    rows = [
-        (int(row["round"]), run.recipe, run.seed, row[f"test_{run.main}"])
-        for run in scenario.results
-        for row in run.rows
-    ]
-    frame = pd.DataFrame(rows, columns=["round", "recipe", "seed", "accuracy"])
-    table = frame.pivot(index="round", columns=["recipe", "seed"], values="accuracy")
-    ran = [recipe for recipe in recipes if recipe in table]
-    means = {recipe: table[recipe].apply(fmean, axis=1) for recipe in ran}
-    return str(pd.DataFrame(means).reindex(columns=recipes).to_csv())
+    means = {}
+    for recipe in dict.fromkeys(run.recipe for run in scenario.results):
+        frame = courses(run for run in scenario.results if run.recipe == recipe)
+        means[recipe] = frame.apply(fmean, axis=1)
+    return str(pd.DataFrame(means).reindex(columns=recipes).to_csv(index_label="round"))

@@ -20,7 +20,7 @@ def run(workspace: Workspace) -> None:
     """Loads the data set of params.yaml and saves it as tensors."""
     whole = config.load(workspace.root)
     settings = whole.data
-    data = datasets.load(settings.name, workspace.user_folder(settings.root), **settings.options)
+    data = datasets.load_once(settings.name, workspace.user_folder(settings.root), settings.options)
     data = embedded(whole, data)
     data.save(workspace.dataset(settings.name))
     log.info(

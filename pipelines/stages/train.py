@@ -11,13 +11,13 @@ import json
 import logging
 import math
 import shutil
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 from fedml_noniid.core.errors import Mistake, NonFiniteError, UserError
-from fedml_noniid.data.indices import INDICES
 from fedml_noniid.engines.callbacks import OnRow, Row
 from fedml_noniid.engines.device import n_cards, resolve_device, unusable_gpu
 from fedml_noniid.engines.run import Checkpointing
@@ -25,9 +25,14 @@ from fedml_noniid.metrics import metric_of
 from fedml_noniid.pipelines.experiment import cache, config, progress, resume
 from fedml_noniid.pipelines.experiment.cache import DIVERGED, Files
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.pipelines.experiment.provenance import machine, training_fingerprint
-from fedml_noniid.pipelines.experiment.training import SECONDS, tags_of, trained
+from fedml_noniid.pipelines.experiment.provenance import machine
+from fedml_noniid.pipelines.experiment.training import (
+    SECONDS,
+    fingerprint_of,
+    item_of,
+    tags_of,
+    trained,
+)
 from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
@@ -68,23 +73,25 @@ def train(workspace: Workspace, settings: Config, title: str) -> dict[str, str]:
     if settings.train.device == "auto" and (reason := unusable_gpu()):
         log.warning("training runs on the CPU, as torch can't use the GPU: %s", reason)
     processes = how_many(settings.machine.processes, settings.train.threads, cards)
-    paths = {unit: workspace.dataset_of(settings, unit.scenario, unit.seed) for unit in units}
-    hashes = {path: cache.sha256(path) for path in {*paths.values()}}
-    data = {unit: hashes[path] for unit, path in paths.items()}
-    fingerprints = {unit: _fingerprint(workspace, settings, data[unit], unit) for unit in units}
-    todo = sum(
-        not cache.is_whole(cache.folder_of(workspace.repository, fingerprint), fingerprint)
-        for fingerprint in fingerprints.values()
-    )
+    hashes: dict[Path, str | None] = {}
+    fingerprints = {unit: fingerprint_of(workspace, settings, unit, hashes) for unit in units}
+    missing = [
+        unit
+        for unit, fingerprint in fingerprints.items()
+        if not cache.is_whole(cache.folder_of(workspace.repository, fingerprint), fingerprint)
+    ]
     # If one item is left, its clients take all processes.
-    workers = processes if todo == 1 and settings.train.threads == 1 and not cards else 1
+    alone = len(missing) == 1 and settings.train.threads == 1 and not cards
+    workers = processes if alone else 1
     diverged = {}
     with progress.Display(f"{title}, training", len(units)) as display:
+        work = partial(_here, workspace, settings, fingerprints, workers)
         if workspace.cluster is None:
-            work = partial(_here, workspace, settings, fingerprints, workers)
             ended = side_by_side(work, units, 1 if workers > 1 else processes, display, cards > 0)
         else:
-            ended = _on_cluster(workspace, settings, fingerprints, data)
+            known = ((unit, work(unit)) for unit in units if unit not in missing)
+            jobs = {unit: fingerprints[unit] for unit in missing}
+            ended = chain(known, _on_cluster(workspace, settings, jobs))
         for unit, outcome in ended:
             if outcome.reason:
                 diverged[unit.key] = outcome.reason
@@ -93,12 +100,6 @@ def train(workspace: Workspace, settings: Config, title: str) -> dict[str, str]:
         workspace.root / "runs", [unit.key for unit in units if unit.key not in diverged]
     )
     return diverged
-
-
-def _fingerprint(workspace: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
-    """Hash of an item's settings, code, data and partition."""
-    indices = cache.sha256(workspace.partition(unit.scenario, unit.seed) / INDICES)
-    return training_fingerprint(settings, unit, data, indices)
 
 
 def _get_or_create(
@@ -131,14 +132,8 @@ def _train(
     workspace: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str
 ) -> Files:
     """Trains an item from its checkpoint; returns its files for the store."""
-    item = Item.load(workspace, settings, unit)
-    data = cache.sha256(workspace.dataset_of(settings, unit.scenario, unit.seed))
-    if _fingerprint(workspace, settings, data, unit) != fingerprint:
-        raise UserError(
-            f"{unit.key}: its data or partition has changed since this command began; is another "
-            "one at work in this folder? Run it again"
-        )
-    folder = resume.folder_of(workspace.repository, fingerprint)
+    item = item_of(workspace, settings, unit, fingerprint)
+    folder = cache.folder_of(workspace.repository, fingerprint, resume.RESUME)
     checkpoints = resume.checkpoints(folder, fingerprint)
     checkpointing = Checkpointing(checkpoints, settings.machine.checkpoint_every)
     on_row = OnRow(lambda _: tracked.on_rows(simulation.loop.rows))
@@ -156,40 +151,19 @@ def _train(
 
 
 def _on_cluster(
-    workspace: Workspace,
-    settings: Config,
-    fingerprints: Mapping[Unit, str],
-    data: Mapping[Unit, str | None],
+    workspace: Workspace, settings: Config, fingerprints: Mapping[Unit, str]
 ) -> Iterator[tuple[Unit, Outcome]]:
-    """Yields each item as it ends. Workers of the cluster train those that the store lacks."""
+    """Trains items on the workers of the cluster. Yields each item as it ends."""
     # Imported here: dask comes with an extra.
     from fedml_noniid.pipelines.cluster import front
     from fedml_noniid.pipelines.cluster.job import Done, Job, Report
     from fedml_noniid.pipelines.cluster.traits import traits
 
     assert workspace.cluster is not None, "the caller asks"
-    jobs = []
-    for unit, fingerprint in fingerprints.items():
-        if cache.is_whole(cache.folder_of(workspace.repository, fingerprint), fingerprint):
-            yield unit, _here(workspace, settings, fingerprints, 1, unit)
-            continue
-        folder = workspace.partition(unit.scenario, unit.seed)
-        cache.check(folder)
-        jobs.append(
-            Job(
-                settings,
-                unit,
-                fingerprint,
-                zlib.compress((folder / INDICES).read_bytes()),
-                workspace.dataset_of(settings, unit.scenario, unit.seed).resolve(),
-                data[unit] or "",
-                resume.folder_of(workspace.repository, fingerprint),
-                settings.machine.checkpoint_every,
-            )
-        )
+    jobs = [Job(workspace, settings, unit, mark) for unit, mark in fingerprints.items()]
     wanted = traits(resolve_device(settings.train.device), settings.train.threads)
     tracked: dict[Unit, _Tracked] = {}
-    rows: dict[Unit, list[Row]] = {job.unit: [] for job in jobs}
+    rows: dict[Unit, list[Row]] = {unit: [] for unit in fingerprints}
     for job, news in front.trained(workspace.cluster, jobs, wanted) if jobs else ():
         unit = job.unit
         report = news.report if isinstance(news, Done) else news
@@ -207,7 +181,8 @@ def _on_cluster(
         else:
             raise news
         yield unit, _get_or_create(workspace, settings, unit, job.fingerprint, partial(dict, files))
-        shutil.rmtree(job.resume, ignore_errors=True)
+        folder = cache.folder_of(workspace.repository, job.fingerprint, resume.RESUME)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Tracked:

@@ -130,21 +130,14 @@ def write(root: Path, records: Mapping[str, Tuned]) -> None:
 def _put(entries: CommentedMap, name: str, tuned: Tuned) -> None:
     """One entry with its new values, a line per section."""
     # A copy: an alias may stand for the entry, or for a section, elsewhere too.
-    entry = CommentedMap() if entries[name] is None else _copied(entries[name])
+    entry = CommentedMap() if entries[name] is None else copy.copy(entries[name])
     for section, keys in tuned.chosen.items():
         if entry.get(section):
-            entry[section] = _copied(entry[section])
+            entry[section] = copy.copy(entry[section])
             entry[section].update(keys)
         else:
             entry[section] = _flow(keys)
     entries[name] = entry
-
-
-def _copied(old: CommentedMap) -> CommentedMap:
-    """A copy without the name that aliases have for it."""
-    new = copy.copy(old)
-    new.yaml_set_anchor(None)
-    return new
 
 
 def _flow(value: object) -> Any:

@@ -92,7 +92,7 @@ def _params(deployment: Deployment) -> dict[str, object]:
         "composition": train.recipe,
         "silos": deployment.silos,
         "seed": deployment.common_args.random_seed,
-        "cohort": deployment.cohort,
+        "cohort": deployment.train_args.per_round,
         "train.rounds": train.rounds,
         "train.threads": deployment.device_args.threads,
     }

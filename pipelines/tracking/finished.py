@@ -4,34 +4,23 @@ seeds."""
 from __future__ import annotations
 
 import hashlib
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedml_noniid.data.yaml_files import read_yaml
 from fedml_noniid.metrics import Metric
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.reporting.text import MIB, seeds
-from fedml_noniid.pipelines.tracking.runs import NOTE
+from fedml_noniid.pipelines.reporting.text import MIB
 
 MODEL = "model.safetensors"  # is stored with the registered model
 TRAFFIC = "mean_traffic_mib"
 KIND = "kind"  # tag: METHOD, or "deployment"
 METHOD = "method"
-SAID = (
-    "leak",
-    "public",
-    "no_effect",
-    "own_models",
-    "privacy",
-    "clock",
-    "attack",
-    "cohorts",
-)  # tags that a description repeats
 
 
 @dataclass(frozen=True)
@@ -85,29 +74,24 @@ def from_item(item: ItemResult, root: Path) -> Finished:
     data = (root / "data" / f"{item.params.get('data.name')}.safetensors").exists()
     facts = (item.key, item.composition, item.params, item.tags, item.final, item.seconds, data)
     files = [path for path in item.files if path.name != MODEL]
-    about = {
-        "item": item.key,
-        "scenario": item.scenario,
-        "recipe": item.recipe,
-        "composition": item.composition,
-        "seed": str(item.seed),
-    }
-    rows: Sequence[Mapping[str, float]] = item.rows
-    if item.seconds is not None:
-        rows = [{**row, "seconds": s} for row, s in zip(rows, item.seconds, strict=True)]
+    about = {key: str(getattr(item, key)) for key in ("scenario", "recipe", "composition", "seed")}
+    about["item"] = item.key
     return Finished(
         item.key,
         hashed(repr(facts), files),
         {**item.params, **about},
         {**item.tags, **about},
-        rows,
+        [
+            {**row, **({} if item.seconds is None else {"seconds": item.seconds[index]})}
+            for index, row in enumerate(item.rows)
+        ],
         {**item.final, **results.numbers(item.evaluation)},
         # An edit of params.yaml that changes no item makes no work. So the digest leaves it out.
         [*files, *filter(Path.is_file, [root / "params.yaml"])],
         next(path for path in files if path.name == "rounds.csv"),
         item.made.get("run_id", ""),
         (item,),
-        _method_name(item),
+        f"{item.scenario}-{item.recipe}",
     )
 
 
@@ -125,60 +109,34 @@ def from_items(items: Sequence[ItemResult], root: Path) -> list[Finished]:
     return runs + [_method(name, seeds_, root) for name, seeds_ in by_method.items()]
 
 
-def _method_name(item: ItemResult) -> str:
-    return f"{item.scenario}-{item.recipe}"
-
-
 def _method(name: str, runs: Sequence[Finished], root: Path) -> Finished:
     """The run of a method: means over its seeds, what its seeds have in common, and the pictures of
     its scenario."""
     items = tuple(item for run in runs for item in run.items)
     first, metric = items[0], items[0].metric
-    main = shown_name(first.main, metric)
+    main, worst = shown_name(first.main, metric), shown_name("worst_client", metric)
     scores = [item.tested[-1] for item in items if item.tested]
-    worst = [min(item.client_scores) for item in items if item.client_scores]
+    worsts = [min(item.client_scores) for item in items if item.client_scores]
+    traffic = [row["bytes_up"] + row["bytes_down"] for item in items for row in item.rows]
     final = {
         column: shown_value(statistics.fmean(values), metric)
-        for column, values in ((main, scores), (shown_name("worst_client", metric), worst))
+        for column, values in ((main, scores), (worst, worsts))
         if values
     }
-    seeds_of_method = [item.seed for item in items]
-    note = [f"Test {metric.label} after the last round, {seeds(seeds_of_method)}"]
-    if scores:
-        note[0] += f": {metric.shown(statistics.fmean(scores))}"
-    if len(scores) > 1:
-        final[f"{main.removeprefix('mean_')}_deviation"] = shown_value(
-            statistics.stdev(scores), metric
-        )
-        note[0] += f", deviation {metric.number(statistics.stdev(scores))}"
-    traffic = [row["bytes_up"] + row["bytes_down"] for item in items for row in item.rows]
     final[TRAFFIC] = sum(traffic) / MIB / len(items)
+    if len(scores) > 1:
+        deviation = shown_value(statistics.stdev(scores), metric)
+        final[f"{main.removeprefix('mean_')}_deviation"] = deviation
     fingerprint = hashed(" ".join(run.digest for run in runs))
-    common = {
-        key: value
-        for key, value in first.tags.items()
-        if all(item.tags.get(key) == value for item in items)
-    }
-    note += [f"{key}: {common[key]}" for key in SAID if common.get(key, "none") != "none"]
-    # One seed has its own key and number in common with itself.
-    of_method = {key: value for key, value in common.items() if key not in ("item", "seed")}
-    tags = of_method | {
-        KIND: METHOD,
-        "item": name,
-        "scenario": first.scenario,
-        "recipe": first.recipe,
-        "composition": first.composition,
-        "seeds": ", ".join(map(str, seeds_of_method)),
-        "fingerprint": fingerprint,
-        NOTE: "; ".join(note),
-    }
     names = (f"{first.main}-{first.scenario}.png", f"clients-{first.scenario}.png")
-    pictures = [root / "report" / file for file in names if (root / "report" / file).is_file()]
+    pictures = [*filter(Path.is_file, (root / "report" / file for file in names))]
+    tags = {KIND: METHOD, "item": name, "fingerprint": fingerprint}
+    tags["seeds"] = ", ".join(str(item.seed) for item in items)
     return Finished(
         name,
         hashed(fingerprint, pictures),
-        {k: v for k, v in first.params.items() if all(item.params.get(k) == v for item in items)},
-        tags,
+        _common([run.params for run in runs]),
+        _common([run.tags for run in runs]) | tags,
         _mean_rows(items, main),
         final,
         pictures,
@@ -187,15 +145,19 @@ def _method(name: str, runs: Sequence[Finished], root: Path) -> Finished:
     )
 
 
+def _common(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all have in common, without the number of a seed, which one seed has by itself."""
+    return {
+        key: value
+        for key, value in values[0].items()
+        if key not in ("item", "seed") and all(other.get(key) == value for other in values)
+    }
+
+
 def _mean_rows(items: Sequence[ItemResult], name: str) -> list[dict[str, float]]:
     """The mean of the main metric by round, over the rounds that all seeds evaluated."""
-    metric, by_round = items[0].metric, defaultdict[float, list[float]](list)
-    for item in items:
-        for row in item.rows:
-            if math.isfinite(score := row[f"test_{item.main}"]):
-                by_round[row["round"]].append(score)
-    return [
-        {"round": number, name: shown_value(statistics.fmean(scores), metric)}
-        for number, scores in sorted(by_round.items())
-        if len(scores) == len(items)
-    ]
+    # Imported here: it imports pandas.
+    from fedml_noniid.pipelines.reporting.summary import courses
+
+    scores = courses(items).dropna().mean(axis=1)
+    return [{"round": t, name: shown_value(x, items[0].metric)} for t, x in scores.items()]

@@ -17,12 +17,13 @@ from unittest import mock
 
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.experiment.workspace import DATASET
+from fedml_noniid.pipelines.tracking.finished import MODEL
 from fedml_noniid.pipelines.tracking.runs import MAX_NAME
 
 log = logging.getLogger(__name__)
 PACKAGE = Path(__file__).parents[2]
 # The parts of fedml_noniid/ that a network needs.
-CODE = ("core", "data", "models", "own_code.py")
+CODE = ("core", "data", "models")  # beside own_code.py
 REQUIRED = [
     f"{name}=={version(name).partition('+')[0]}"
     for name in ("mlflow", "numpy", "safetensors", "torch")
@@ -41,12 +42,8 @@ def register(
     The best seed would be chosen by the test set.
     """
     result = min(items, key=lambda item: item.seed)
-    if "own_models" in result.tags:  # no one model was measured
-        return
-    run_id = ids[result.key]
-    weights, network = root / "runs" / result.key / "model.safetensors", _network(result, root)
-    is_known = client.search_model_versions(f"run_id = '{run_id}'")
-    if network is None or not weights.is_file() or is_known:
+    run_id, network = ids[result.key], _network(result, root)
+    if network is None or client.search_model_versions(f"run_id = '{run_id}'"):
         return
     import numpy as np
     from mlflow import pyfunc
@@ -62,7 +59,7 @@ def register(
         data, files = Path(folder) / "data", Path(folder) / "files"
         data.mkdir()
         (data / "network.json").write_text(json.dumps(network))
-        shutil.copy(weights, data)
+        shutil.copy(root / "runs" / result.key / MODEL, data)
         # The versions in REQUIRED are those that are installed. MLflow's check of that takes a
         # second.
         with mock.patch.object(environment, "warn_dependency_requirement_mismatches", create=True):
@@ -75,7 +72,10 @@ def register(
                 pip_requirements=REQUIRED,
             )
         package = files / "code" / "fedml_noniid"
-        shutil.copytree(PACKAGE, package, ignore=_others)
+        for name in CODE:
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(PACKAGE / name, package / name, ignore=ignore)
+        shutil.copy(PACKAGE / "own_code.py", package)
         (package / "__init__.py").touch()
         client.log_artifacts(run_id, str(files), FOLDER)
     name = re.sub("[/:]", "_", f"{experiment}.{result.scenario}.{result.recipe}")[:MAX_NAME]
@@ -84,9 +84,8 @@ def register(
     except MlflowException:
         client.get_registered_model(name)  # it exists already
     source = f"{client.get_run(run_id).info.artifact_uri}/{FOLDER}"
-    tags = {"recipe": result.recipe, "scenario": result.scenario, "item": result.key}
-    tags |= {"seed": str(result.seed)}
-    tags |= {key: result.tags[key] for key in TAGS if key in result.tags}
+    tags = {key: result.tags[key] for key in TAGS if key in result.tags}
+    tags |= {"recipe": result.recipe, "scenario": result.scenario, "item": result.key}
     made = client.create_model_version(name, source, run_id, tags)
     client.set_registered_model_alias(name, ALIAS, made.version)
 
@@ -114,42 +113,38 @@ def log_confusion(client: Any, run_id: str, items: Sequence[ItemResult]) -> None
 def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:
     """The description from which `served` builds the network.
 
-    None if the training data set is not on disk, or if the network is a user's own: its package may
-    be missing where the model is served.
+    None if no one model was measured, if the training data set is not on disk, or if the network is
+    a user's own: its package may be missing where the model is served.
     """
+    from fedml_noniid.losses import MultiLabel, loss_of
+    from fedml_noniid.models import is_own
+
+    model = str(result.params.get("train.model"))
     path = root / "partitions" / f"{result.scenario}-{result.seed}" / DATASET
     if not path.is_file():
         path = root / "data" / f"{result.params.get('data.name')}.safetensors"
-    data = _data(path, path.stat().st_mtime_ns) if path.is_file() else None
-    if data is None or data.checksum != result.tags.get("data_hash"):
+    is_there = path.is_file() and (root / "runs" / result.key / MODEL).is_file()
+    if "own_models" in result.tags or is_own(model) or not is_there:
         return None
-    from fedml_noniid.models import is_own
-
-    if is_own(str(result.params["train.model"])):
+    data = _data(path, path.stat().st_mtime_ns)
+    if data.checksum != result.tags.get("data_hash"):
         return None
     if result.params.get("train.save") == "trained":
         log.warning("%s is not registered: train.save leaves out what is frozen", result.key)
         return None
+    loss = loss_of(result.params.get("train.loss", "cross_entropy"))
+    labels = "sigmoid" if isinstance(loss, MultiLabel) else ""
     return {
-        "model": result.params["train.model"],
+        "model": model,
         "options": result.params["train.model_options"],
         "shape": data.train_x.shape[1:],
         "dtype": data.dtype,
         "classes": data.classes,
-        "answers": _answers(result),
+        # What a served model makes of the outputs: a function of torch, or nothing.
+        "answers": "softmax" if loss.classes else labels,
         "mean": data.mean,
         "std": data.std,
     }
-
-
-def _answers(result: ItemResult) -> str:
-    """What a served model makes of the outputs: a function of torch, or nothing."""
-    from fedml_noniid.losses import MultiLabel, loss_of
-
-    loss = loss_of(result.params.get("train.loss", "cross_entropy"))
-    if loss.classes:
-        return "softmax"
-    return "sigmoid" if isinstance(loss, MultiLabel) else ""
 
 
 @lru_cache(maxsize=1)
@@ -161,12 +156,3 @@ def _data(path: Path, changed: int) -> Any:
     from fedml_noniid.data.dataset import Dataset
 
     return Dataset.read(path)
-
-
-def _others(folder: str, names: list[str]) -> list[str]:
-    """The parts of fedml_noniid/ that a network does not need."""
-    return [
-        name
-        for name in names
-        if name == "__pycache__" or (folder == str(PACKAGE) and name not in CODE)
-    ]

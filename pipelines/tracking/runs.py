@@ -13,8 +13,8 @@ from typing import Any
 from fedml_noniid.pipelines.experiment.results import numbers
 from fedml_noniid.pipelines.tracking.store import Store
 
-MAX_METRICS, MAX_PARAMS, MAX_RUNS = 1000, 100, 50000  # limits of one call
-MAX_NAME, MAX_TAG = 250, 5000  # characters
+MAX_RUNS = 50000  # of one search
+MAX_NAME = 250  # characters
 SHOWN = {"git_commit": "mlflow.source.git.commit"}  # the names that MLflow's pages use
 NOTE = "mlflow.note.content"  # tag: a run's description on MLflow's pages
 FOLDERS = {
@@ -22,38 +22,27 @@ FOLDERS = {
     "evaluation": "evaluation",
 }  # stage folder -> folder among a run's artifacts
 OWNER = "owner"  # tag in a store that is not embedded: `Store.owner`
+Values = Mapping[str, Any]
 
 
 class Run:
     """One MLflow run."""
 
-    def __init__(self, client: Any, run: Any) -> None:
-        """`run`: an mlflow.entities.Run."""
-        self.run_id: str = run.info.run_id
-        self._client = client
-        self._clock: int = run.info.start_time  # milliseconds
+    def __init__(self, client: Any, run_id: str, began: int = 0) -> None:
+        """`began`: when its first round began, in milliseconds since 1970."""
+        self.run_id, self._client, self._clock = run_id, client, began
         self._n_rows = 0  # rounds that were logged
 
-    def tag(self, tags: Mapping[str, str]) -> None:
-        """As the function `tag`, of this run."""
+    def log(self, params: Values, tags: Values) -> None:
+        """Logs parameters and tags. MLflow cuts values that are too long."""
+        from mlflow.entities import Param, RunTag
+
         named = {SHOWN[name]: value for name, value in tags.items() if name in SHOWN}
-        tag(self._client, self.run_id, {**named, **tags})
-
-    def describe(self, params: Mapping[str, object], tags: Mapping[str, str]) -> None:
-        """Logs the parameters, the tags, and the data set as an input."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
-
-        self.tag(tags)
-        every = [Param(_name(key), str(value)) for key, value in params.items()]
-        for i in range(0, len(every), MAX_PARAMS):
-            self._client.log_batch(self.run_id, params=every[i : i + MAX_PARAMS])
-        if "data.name" in params and "data_hash" in tags:
-            name = str(params["data.name"])
-            source = json.dumps({"uri": f"data/{name}.safetensors"})
-            data = Dataset(name, tags["data_hash"][:36], "local", source)
-            self._client.log_inputs(
-                self.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "train")])]
-            )
+        self._client.log_batch(
+            self.run_id,
+            params=[Param(_name(key), str(value)) for key, value in params.items()],
+            tags=[RunTag(_name(key), str(value)) for key, value in {**named, **tags}.items()],
+        )
 
     def log_rounds(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Logs one metric per column and round, of the rounds that the last call did not have.
@@ -78,8 +67,7 @@ class Run:
             metrics += [
                 Metric(_name(key), value, self._clock, step) for key, value in finite.items()
             ]
-        for i in range(0, len(metrics), MAX_METRICS):
-            self._client.log_batch(self.run_id, metrics=metrics[i : i + MAX_METRICS])
+        self._client.log_batch(self.run_id, metrics=metrics)
         self._n_rows = len(rows)
 
     def finish(
@@ -102,7 +90,7 @@ class Run:
 
     def fail(self, reason: str) -> None:
         """Marks the run as failed, with the reason as its description."""
-        self._client.set_tag(self.run_id, NOTE, reason[:MAX_TAG])
+        self.log({}, {NOTE: reason})
         self._client.set_terminated(self.run_id, "FAILED")
 
 
@@ -110,25 +98,31 @@ def start(
     store: Store,
     experiment: str,
     name: str,
-    params: Mapping[str, object],
-    tags: Mapping[str, str],
+    params: Values,
+    tags: Values,
     began: float | None = None,
 ) -> Run:
-    """A new run with parameters, tags and data set.
+    """A new run with parameters, tags and the data set as an input.
 
     `began`: its beginning in seconds since 1970, now by default.
     """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
     client = store.client()
     # Its item is known from the start: a run that breaks off here is replaced by the next sync.
+    milliseconds = round(1000 * (began or time.time()))
+    known = {"item": name} | ({OWNER: store.owner} if store.uri else {})
     run = client.create_run(
-        experiment_id(store, client, experiment),
-        round(1000 * (began or time.time())),
-        {"item": name} | ({OWNER: store.owner} if store.uri else {}),
-        run_name=name,
+        experiment_id(store, client, experiment), milliseconds, known, run_name=name
     )
-    log = Run(client, run)
-    with store.lock("describe"):  # two processes can't add the same data set at once
-        log.describe(params, tags)
+    log = Run(client, run.info.run_id, milliseconds)
+    log.log(params, tags)
+    if "data.name" in params and "data_hash" in tags:
+        source = json.dumps({"uri": f"data/{params['data.name']}.safetensors"})
+        data = Dataset(str(params["data.name"]), tags["data_hash"][:36], "local", source)
+        inputs = [DatasetInput(data, [InputTag("mlflow.data.context", "train")])]
+        with store.lock("data set"):  # two processes can't add the same one at once
+            client.log_inputs(log.run_id, inputs)
     return log
 
 
@@ -137,29 +131,16 @@ def experiment_id(store: Store, client: Any, experiment: str) -> str:
 
     If needed, the experiment is created or restored from MLflow's trash.
     """
-    from mlflow.exceptions import MlflowException
-
-    known = client.get_experiment_by_name(experiment)
-    if known is None:
-        hashed = hashlib.sha256(experiment.encode()).hexdigest()[:8]
-        name = f"{re.sub('[^A-Za-z0-9]+', '-', experiment)[:50]}-{hashed}"
-        folder = None if store.uri else (store.folder / "artifacts" / name).as_uri()
-        try:
+    with store.lock("experiment"):  # two processes can't create it at once
+        known = client.get_experiment_by_name(experiment)
+        if known is None:
+            hashed = hashlib.sha256(experiment.encode()).hexdigest()[:8]
+            name = f"{re.sub('[^A-Za-z0-9]+', '-', experiment)[:50]}-{hashed}"
+            folder = None if store.uri else (store.folder / "artifacts" / name).as_uri()
             return str(client.create_experiment(experiment, folder))
-        except MlflowException:  # another process created it first
-            known = client.get_experiment_by_name(experiment)
-            if known is None:
-                raise
     if known.lifecycle_stage == "deleted":
         client.restore_experiment(known.experiment_id)
     return str(known.experiment_id)
-
-
-def tag(client: Any, run_id: str, tags: Mapping[str, str]) -> None:
-    """Sets tags of a run in one call."""
-    from mlflow.entities import RunTag
-
-    client.log_batch(run_id, tags=[RunTag(_name(key), str(v)[:MAX_TAG]) for key, v in tags.items()])
 
 
 def search(client: Any, experiment_id: str) -> list[Any]:

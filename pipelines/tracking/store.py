@@ -36,6 +36,8 @@ SETTINGS = {
 }
 PLACE = ".place"  # file with the folder in which the database was made
 PATIENCE_S = 5  # seconds within which a server must answer
+REMEDY = "; if it is damaged, delete it: `noniid sync` makes it again from the results"
+REMEDY_OF_SERVER = "; start that server, or unset MLFLOW_TRACKING_URI: then mlruns/ has the runs"
 # Values of a tag of an experiment's runs, without those in MLflow's trash.
 TAGGED = (
     "SELECT tags.value FROM tags JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)"
@@ -108,17 +110,14 @@ class Store:
 
         Creates the embedded database if it is missing. StoreError if the store can't be used.
         """
-        advice = (
-            ""
-            if self.uri
-            else "; if it is damaged, delete it: `noniid sync` makes it again from the results"
-        )
-        with self.guarded(advice):
+        with self.guarded(REMEDY_OF_SERVER if self.uri else REMEDY):
+            if self.is_server:
+                # A server that has no such page, or wants a password, answers too.
+                with contextlib.suppress(urllib.error.HTTPError):
+                    urllib.request.urlopen(f"{self.address.rstrip('/')}/health", None, PATIENCE_S)
             load()
             logging.getLogger("alembic").setLevel(logging.WARNING)
-            if self.is_server:
-                self._reach()
-            elif not self.uri:
+            if not self.uri:
                 self._prepare()
             from mlflow import MlflowClient
 
@@ -160,21 +159,6 @@ class Store:
             return values if self._is_here() else set()
         except (OSError, sqlite3.Error):
             return set()
-
-    def _reach(self) -> None:
-        try:
-            with urllib.request.urlopen(f"{self.address.rstrip('/')}/health", timeout=PATIENCE_S):
-                return
-        except urllib.error.HTTPError:
-            return  # the server answers: it has no such page or wants a password
-        except (OSError, ValueError) as error:
-            advice = (
-                "start that server, or name none (MLFLOW_TRACKING_URI, --to) to use the "
-                "database under mlruns/"
-            )
-            raise StoreError(
-                f"{self.shown}: no answer from MLflow's server ({_line(error)}); {advice}"
-            ) from None
 
     def _prepare(self) -> None:
         """Creates the database once.

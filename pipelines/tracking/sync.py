@@ -7,7 +7,6 @@ has the registered model and a confusion matrix.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,31 +47,25 @@ def record(
     client = store.client()
     with store.guarded(), store.lock("sync"):
         experiment_id = runs.experiment_id(store, client, experiment)
-        earlier, ids = defaultdict[str, list[Any]](list), {}
-        for run in runs.search(client, experiment_id):
-            earlier[run.data.tags.get("item", "")].append(run)
-            ids[run.data.tags.get(SYNCED)] = run.info.run_id
-        todo = {run.name: run for run in finished_runs if run.digest not in ids}
-        by_name = {run.name: ids.get(run.digest, "") for run in finished_runs}
-        # A method's run comes first, so that each seed is complete, in its place, on its own.
-        for run in sorted(todo.values(), key=lambda run: bool(run.parent)):
-            by_name[run.name] = _complete(store, client, experiment, run, earlier[run.name])
-            if not run.items:  # a deployment
-                client.set_tag(by_name[run.name], SYNCED, run.digest)
+        earlier = runs.search(client, experiment_id)
+        synced = {run.data.tags.get(SYNCED): run.info.run_id for run in earlier}
+        ids = {run.name: synced.get(run.digest, "") for run in finished_runs}
+        todo = [run for run in finished_runs if not ids[run.name]]
+        for run in todo:
+            ids[run.name] = _complete(store, client, experiment, run, earlier)
+        names = {run.name for run in todo}
         recipes = [*dict.fromkeys(run.tags["recipe"] for run in finished_runs)]
         for run in finished_runs:
-            if run.parent and (run.name in todo or run.parent in todo):
-                colour = view.colour(recipes.index(run.tags["recipe"]))
-                tags = {PARENT: by_name[run.parent], COLOUR: colour, SYNCED: run.digest}
-                runs.tag(client, by_name[run.name], tags)
-        for run in todo.values():
+            if not {run.name, run.parent} & names:
+                continue
             if run.items and not run.parent:
-                models.register(client, by_name, experiment, run.items, root)
-                models.log_confusion(client, by_name[run.name], run.items)
-                colour = view.colour(recipes.index(run.tags["recipe"]))
-                runs.tag(client, by_name[run.name], {COLOUR: colour, SYNCED: run.digest})
+                models.register(client, ids, experiment, run.items, root)
+                models.log_confusion(client, ids[run.name], run.items)
+            tags = {COLOUR: view.colour(recipes.index(run.tags["recipe"])), SYNCED: run.digest}
+            parent = {PARENT: ids[run.parent]} if run.parent else {}
+            runs.Run(client, ids[run.name]).log({}, {**tags, **parent})
         view.prepare(client, experiment_id)
-    return [*todo]
+    return [run.name for run in todo]
 
 
 def recorded(store: Store, experiment: str) -> set[str]:
@@ -93,9 +86,13 @@ def recorded(store: Store, experiment: str) -> set[str]:
 
 
 def _complete(
-    store: Store, client: Any, experiment: str, finished: Finished, earlier: Sequence[Any]
+    store: Store, client: Any, experiment: str, finished: Finished, known: Sequence[Any]
 ) -> str:
-    """The id of the run (live or new), complete except for its model."""
+    """The id of the run (live or new), complete except for its model.
+
+    `known`: all runs of the experiment.
+    """
+    earlier = [run for run in known if run.data.tags.get("item") == finished.name]
     same = [run for run in earlier if _is_of(run, finished)]
     run = max(same, key=lambda run: int(run.info.start_time), default=None)
     if run is None:
@@ -104,8 +101,8 @@ def _complete(
         )
         log.log_rounds(finished.rows)
     else:
-        log = runs.Run(client, run)
-        log.tag(finished.tags)
+        log = runs.Run(client, run.info.run_id)
+        log.log({}, finished.tags)
     log.finish(finished.final, finished.files, run.info.end_time if run else finished.ended)
     for old in earlier:
         is_later = old.info.status == "RUNNING" and old.info.start_time > finished.ended

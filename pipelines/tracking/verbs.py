@@ -37,26 +37,18 @@ def serve(workspace: Workspace, port: int | None) -> None:
     ui.serve(*bring_up_to_date(workspace), port)
 
 
-def record(
-    workspace: Workspace, folder: Path, config: Path, to: str | None, experiment: str | None
-) -> None:
+def record(workspace: Workspace, folder: Path, config: Path, experiment: str | None) -> None:
     """Records the output folder of a finished deployment as one run; a second time, it changes
     nothing. UserError.
 
-    `config`: the server's fedml_config.yaml. `to`: the store, None for that of all other runs.
-    `experiment`: None for that of params.yaml.
+    `config`: the server's fedml_config.yaml. `experiment`: None for that of params.yaml.
     """
     finished = deployments.read(folder, config)
-    store = Store(workspace.repository, workspace.tracking_uri if to is None else to)
+    store = Store(workspace.repository, workspace.tracking_uri)
     experiment = experiment or _experiment(workspace.root / "params.yaml")
     fresh = syncing.record(store, experiment, [finished], workspace.root)
-    log.info(
-        "%s: %s in experiment %s of %s",
-        finished.name,
-        "logged" if fresh else "was there",
-        experiment,
-        store.shown,
-    )
+    state = "logged" if fresh else "was there"
+    log.info("%s: %s in experiment %s of %s", finished.name, state, experiment, store.shown)
 
 
 def _experiment(path: Path) -> str:

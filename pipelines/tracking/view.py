@@ -71,6 +71,7 @@ def prepare(client: Any, experiment_id: str) -> None:
         "selectedColumns": [
             "params.`recipe`",
             "params.`seed`",
+            "tags.`leak`",
             *(f"metrics.`{name}`" for name in bars),
         ],
         "chartsSearchFilter": "",

@@ -159,7 +159,7 @@ def _prepared(workspace: Workspace, settings: Config) -> tuple[Dataset, bool]:
         if any((part["path"], part["md5"]) == ("plan/prepare.json", md5) for part in made_of):
             return Dataset.read(workspace.dataset(data.name)), False
     with forbidden():
-        dataset = datasets.load(data.name, workspace.user_folder(data.root), **data.options)
+        dataset = datasets.load_once(data.name, workspace.user_folder(data.root), data.options)
     if data.embed is None:
         return dataset, False
     with located("data", "embed", source=FILE):

@@ -25,7 +25,7 @@ from fedml_noniid.core.errors import MISSING, UNKNOWN, UserError, among, known
 from fedml_noniid.data import datasets, partitions, user_files
 from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.data.files import write_whole
-from fedml_noniid.data.readers import table_files
+from fedml_noniid.data.readers import frames, table_files
 from fedml_noniid.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.data.splits import hold_out
 from fedml_noniid.data.strata import are_labels
@@ -134,7 +134,7 @@ def columns(file: str, options: Mapping[str, Any] | None = None) -> list[str]:
     `options`: of section `data`, which may say how to read it.
     """
     # Cells that are read as numbers take a fraction of the memory of text.
-    dialect = table_files.Dialect(*map((options or {}).get, table_files.Dialect._fields))
+    dialect = frames.Dialect(*map((options or {}).get, frames.Dialect._fields))
     path = Path(file)
     (table,) = table_files.tables_of(path.parent, path.name, None, dialect, lambda _: True)
     return [str(name) for name in table.frame.columns]

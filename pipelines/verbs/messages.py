@@ -22,11 +22,10 @@ from fedml_noniid.own_code import look_in
 from fedml_noniid.plugins import registry
 
 NEEDED = ("cryptography", "yaml")  # of the extra `silo`
-WIDTH, GLUE = 118, "\0"  # where no line ends
+WIDTH = 118
 # Without a configuration: a small network with batch norms where the recipe takes them, on images
 # as large as those of digits.
 SHAPE, CLASSES, SILOS, TESTS, PUBLIC = (1, 8, 8), 10, 3, 200, 100
-MOST = 8  # tensors of a tree that are listed one by one
 BESIDE = (
     "Beside the messages the server sees the silo's certificate and address, when it answers, and "
     "the words of its errors. An exchange in which a silo is lost may be repeated."
@@ -113,7 +112,7 @@ def _lines(schema: Mapping[str, Any]) -> Iterator[str]:
         if exchange["added"]:
             yield from _tensors("the server sees only the sum over silos of", exchange["added"])
     yield from ("", "At the silo stay its samples, its trained model, and from round to round:")
-    yield from _trees(schema["stays"], 2) if schema["stays"] else ("  nothing",)
+    yield from _listed(schema["stays"], 2) if schema["stays"] else ("  nothing",)
     yield from ("", "Heads, before the tensors, and entries of tensors in their table")
     for kind, head in schema["heads"].items():
         yield from _wrapped(f"{kind} ({', '.join(head['keys'])}): {head['what']}", 2)
@@ -125,26 +124,13 @@ def _tensors(heading: str, tensors: Mapping[str, Any]) -> Iterator[str]:
     sizes = [tensor["bytes"] for tensor in tensors.values()]
     size = "8 L bytes" if None in sizes else f"{sum(sizes):,} bytes"
     yield f"    {heading} {size if tensors else 'nothing'}"
-    yield from _trees(tensors, 6)
+    yield from _listed(tensors, 6)
 
 
-def _trees(tensors: Mapping[str, Any], indent: int) -> Iterator[str]:
-    """Tensors by tree: those that are one thing stand together, the first few of them by name."""
-    trees: dict[tuple[str, str], list[str]] = {}
+def _listed(tensors: Mapping[str, Any], indent: int) -> Iterator[str]:
+    """Each tensor with its type, shape and meaning."""
     for key, tensor in tensors.items():
-        parent, _, name = key.rpartition("/")
-        trees.setdefault((parent, tensor["what"]), []).append(f"{name} {tensor['form']}")
-    for (parent, what), named in trees.items():
-        path = f"{parent}/" if parent else ""
-        if len(named) == 1:
-            yield from _wrapped(f"{path}{named[0]}: {what}", indent)
-            continue
-        more = f" and {len(named) - MOST} more" if len(named) > MOST else ""
-        yield from _wrapped(f"{path}*: {what}", indent)
-        # A name and its shape stay on one line.
-        listed = ", ".join(line.replace(" ", GLUE) for line in named[:MOST])
-        lines = _wrapped(f"{listed}{more}", indent + 2)
-        yield from (line.replace(GLUE, " ") for line in lines)
+        yield from _wrapped(f"{key} {tensor['form']}: {tensor['what']}", indent)
 
 
 def _wrapped(text: str, indent: int) -> list[str]:

@@ -14,7 +14,7 @@ from fedml_noniid.plugins import registry
 
 # Recipes are composed for this setting. The check of params.yaml takes the setting there.
 SETTING = Setting(n_clients=20, cohort=10, n_public=100)
-WIDTH = 118
+WIDTH, INDENT = 118, " " * 6
 FEDAVG = (
     "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning "
     "of Deep Networks from "
@@ -29,36 +29,30 @@ READS = {
 }
 
 
-def source(kind: type[Component]) -> str:
-    """Authors, title, year and address: the first paragraph of the method's file."""
-    text = inspect.getdoc(sys.modules[kind.__module__]) or ""
-    return " ".join(text.partition("\n\n")[0].split())
-
-
-def defaults(method: str) -> str:
-    """`mu = 0.01, form = hard | soft`, the default word first."""
-    return ", ".join(f"{key} = {text}" for key, text in _values(method).items())
-
-
 def listing() -> str:
     """The table of all methods."""
-    lines = [_entry("fedavg", "the empty recipe", _reads(Replies.SUMS), FEDAVG)]
-    lines += [
-        _entry(method, defaults(method), _reads(replies(method)), source(registry.METHODS[method]))
-        for method in sorted(registry.METHODS)
-    ]
-    for method in sorted({*registry.names()} - {*registry.METHODS}):
+    entries = {"fedavg": ["the empty recipe", _reads(Replies.SUMS), FEDAVG]}
+    for method in sorted({*registry.METHODS, *registry.names()}):
         try:
             kind = registry.method(method)
-            lines.append(_entry(method, defaults(method), f"({kind.__module__}) {source(kind)}"))
+            origin = "" if method in registry.METHODS else f"({kind.__module__}) "
+            # The first paragraph of its file: authors, title, year and address.
+            paper = _doc(kind).partition("\n\n")[0]
+            values = ", ".join(f"{key} = {text}" for key, text in _values(method).items())
+            entries[method] = [values, _reads(kind().needs.replies), f"{origin}{paper}"]
         except UserError as error:  # of another package; ours are listed all the same
-            lines.append(_entry(method, str(error)))
+            entries[method] = [str(error)]
+    lines = []
+    for name, paragraphs in entries.items():
+        lines.append(name)
+        for text in paragraphs:
+            lines += textwrap.wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
     return "\n".join(lines) + "\n"
 
 
-def replies(method: str) -> Replies:
-    """What a method with its defaults reads of the clients' answers."""
-    return registry.method(method)().needs.replies
+def _doc(kind: type[Component]) -> str:
+    """The docstring of the method's file."""
+    return inspect.getdoc(sys.modules[kind.__module__]) or ""
 
 
 def description(recipe: str, with_source: bool = False) -> str:
@@ -79,10 +73,9 @@ def description(recipe: str, with_source: bool = False) -> str:
 def shown(method: str) -> list[str]:
     """One method in full: its paper and its hyper-parameters."""
     kind = registry.method(method)
-    text = inspect.getdoc(sys.modules[kind.__module__]) or ""
-    lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", text, "", "Hyper-parameters:"]
+    lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", _doc(kind), "", "Hyper-parameters:"]
     lines += [f"  {key} = {text}" for key, text in _values(method).items()]
-    return [*lines, "", _reads(replies(method))]
+    return [*lines, "", _reads(kind().needs.replies)]
 
 
 def checked(recipe: str) -> list[str]:
@@ -112,16 +105,6 @@ def checked(recipe: str) -> list[str]:
 
 def _reads(what: Replies) -> str:
     return f"the server reads: {READS[what]}"
-
-
-def _entry(name: str, *paragraphs: str) -> str:
-    indent = " " * 6
-    body = [
-        line
-        for text in paragraphs
-        for line in textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
-    ]
-    return "\n".join([name, *body])
 
 
 def _values(method: str) -> dict[str, str]:

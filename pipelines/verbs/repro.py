@@ -31,7 +31,6 @@ LOCK = Path(".dvc") / "tmp" / "repro.lock"
 PARAMS = "params.yaml"
 # Dependencies of stage `plan` in a checkout, beside params.yaml.
 SOURCES = ("fedml_noniid", "plugins", "pipelines", "tuned.yaml")
-CODE = Path(__file__).parents[2]  # the package
 KIND = "plan/machine.json"
 NEEDED = ("dvc.yaml", ".dvc")
 ANSWER, TABLE = Path("report") / "answer.txt", Path("report") / "table.txt"
@@ -102,7 +101,7 @@ def _dvc(workspace: Workspace, is_planned: bool = False) -> Iterator[Any]:
     Each stage is announced once, and `plan` only if it has something to plan.
 
     A stage's error is raised as it is, DVC's own as UserError. Commands that are not ours are
-    started, as DVC does, and so are all if `root` has code of its own, which `python` takes.
+    started, as DVC does.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -111,10 +110,7 @@ def _dvc(workspace: Workspace, is_planned: bool = False) -> Iterator[Any]:
     quiet_dvc()
     root, started = workspace.root, running.cmd_run
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    theirs = root / "fedml_noniid"
-    is_ours = not theirs.exists() or theirs.resolve() == CODE.resolve()
-    names = {f"{COMMAND}{name}": name for name in stages.STAGES} if is_ours else {}
-
+    names = {f"{COMMAND}{name}": name for name in stages.STAGES}
     failed: list[Exception] = []  # of our stages
     announced = {"plan"} if is_planned else set[str]()
 
@@ -152,19 +148,15 @@ def _dvc(workspace: Workspace, is_planned: bool = False) -> Iterator[Any]:
 
 
 def table(root: Path, details: bool) -> str:
-    """The answer of the last report. With `details`, all of its tables in its place, where to look
-    next, and what the methods cost.
+    """The answer of the last report. With `details`, all of its tables in its place, and where to
+    look next.
 
     UserError if there is no report.
     """
     path = root / (TABLE if details else ANSWER)
     if not path.is_file():
         raise UserError(f"{path}: is missing; `noniid run` makes the report")
-    if not details:
-        return path.read_text()
-    from fedml_noniid.pipelines.reporting import cost
-
-    return f"{path.read_text()}\n{cost.text(root)}"
+    return path.read_text()
 
 
 def certificate(root: Path) -> str:

@@ -8,6 +8,7 @@ One sentence for each scenario says what that means.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ import pandas as pd
 from tabulate import tabulate
 
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.pipelines.experiment import config, results
+from fedml_noniid.pipelines.experiment import cache, config
+from fedml_noniid.pipelines.experiment.scenario import OF_RUN, SKEWS, pairs
 
 # Key of statistics.json -> title of the column, decimals.
 COLUMNS = {
@@ -35,7 +37,7 @@ COLUMNS = {
     "label_hellinger_mean": ("Hellinger distance", 3),
 }
 # For scenarios with these skews only; nothing of the first line for text.
-SKEWS = {
+OF_SKEWS = {
     "feature_shift": ("feature shift", 3),
     "feature_spread": ("feature spread", 3),
     "class_clarity": ("clarity", 3),
@@ -46,7 +48,7 @@ SKEWS = {
     "rotations": ("angles", 0),
     "drifting": ("clients that drift", 0),
 }
-TITLES = COLUMNS | SKEWS
+TITLES = COLUMNS | OF_SKEWS
 # Up to these numbers, clients count as alike. A client's gradient differs from that of all clients
 # by at most its label distance times the largest difference between the gradients of two classes:
 # up to 0.1, less than a tenth of what the classes differ by is left to correct.
@@ -77,8 +79,9 @@ def read(root: Path, settings: config.Config) -> tuple[pd.DataFrame, list[str]]:
     for name, seed in itertools.product(settings.scenario_names, settings.seeds):
         path = root / "partitions" / f"{name}-{seed}" / "statistics.json"
         if path.is_file():
+            cache.check(path.parent)
             partition = described(settings.scenarios[name])
-            rows.append({"scenario": name, "partition": partition, **_statistics(path)})
+            rows.append({"scenario": name, "partition": partition, **json.loads(path.read_text())})
         else:
             missing.append(f"{name}-{seed}")
     if not rows:
@@ -90,21 +93,9 @@ def read(root: Path, settings: config.Config) -> tuple[pd.DataFrame, list[str]]:
 
 
 def described(scenario: config.Scenario) -> str:
-    """`dirichlet (alpha 0.5), noise level 0.1, images rotated by 0, 90 degrees`."""
-    options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
-    partition = scenario.partition + (f" ({options})" if options else "")
-    others = (scenario.availability, scenario.attack)
-    about = [other.description for other in others if other is not None]
-    about += [] if scenario.devices is None else [scenario.clock]
-    return ", ".join([partition, *_skews(scenario), *about])
-
-
-def _skews(scenario: config.Scenario) -> list[str]:
-    """What the clients see in place of their samples."""
-    noise = scenario.noise
-    noisy = [] if noise is None else [f"noise {noise.form} {noise.sigma:g}"]
-    others = (scenario.label_noise, scenario.rotation, scenario.drift)
-    return noisy + [other.description for other in others if other is not None]
+    """`dirichlet (alpha 0.5), noise (sigma 0.1, form level)`."""
+    options = f" ({pairs(scenario.options)})" if scenario.options else ""
+    return ", ".join([f"{scenario.partition}{options}", *scenario.described(*SKEWS, *OF_RUN)])
 
 
 def markdown(frame: pd.DataFrame, missing: Sequence[str]) -> str:
@@ -148,22 +139,12 @@ def _sentence(name: str, scenario: config.Scenario, numbers: pd.Series[float]) -
         uneven.append(f"sizes ({sizes} samples, Gini {numbers['size_gini']:.2f})")
     if numbers.get("feature_shift", 0.0) > MAX_SHIFT:
         uneven.append(f"features (shift {numbers['feature_shift']:.2f})")
-    uneven += _skews(scenario)
+    uneven += scenario.described(*SKEWS)
     if not uneven:
         gain = "methods for non-IID data can gain little"
         return f"{name}: your clients are alike ({labels}): {gain}."
     alike = "" if is_label_skew else f"; their labels are alike ({labels})"
     return f"{name}: your clients are uneven in {', '.join(uneven)}{alike}."
-
-
-def _statistics(path: Path) -> dict[str, float]:
-    content = results.record(path)
-    statistics = results.numbers(content)
-    for key in (*COLUMNS, "classes"):
-        if key not in statistics:
-            problem = f"is {content[key]!r}, expected a number" if key in content else "is missing"
-            raise UserError(f"{path}: {key} {problem}; {results.RERUN}")
-    return statistics
 
 
 def _cell(values: pd.Series[float], decimals: int) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
+from fedml_noniid.cli.cluster import OnCluster, train_on
 from fedml_noniid.cli.verb import Root, enter_workspace, one_of, verb
 from fedml_noniid.core.errors import UserError
 from research.studies import PAPERS
@@ -63,7 +63,6 @@ def claims(
     ] = False,
     root: Root = Path(),
     cluster: OnCluster = None,
-    kit: Kit = None,
 ) -> None:
     """Test the papers' claims: held, not held or undecided.
 
@@ -71,7 +70,7 @@ def claims(
     has all claims, so that the tests are corrected for their number. An interrupted command goes on
     from the last checkpoint.
     """
-    train_on(cluster, kit)
+    train_on(cluster)
     workspace = enter_workspace(root)
     to = workspace.root / "docs" / "results"
     if write and size == "smoke":

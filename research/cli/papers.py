@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.cluster import Kit, OnCluster, train_on
+from fedml_noniid.cli.cluster import OnCluster, train_on
 from fedml_noniid.cli.verb import Root, enter_workspace, group, one_of, verb
 from research.studies import PAPERS, SIZES
 
@@ -76,14 +76,13 @@ def run(
     dry_run: DryRun = False,
     root: Root = Path(),
     cluster: OnCluster = None,
-    kit: Kit = None,
 ) -> None:
     """Run a paper's studies and build its report.
 
     Size smoke tries the code in minutes, small is a smaller experiment, paper is the paper's own
     setting.
     """
-    train_on(cluster, kit)
+    train_on(cluster)
     workspace = enter_workspace(root)
     from research import verbs
 
@@ -104,13 +103,12 @@ def build(
     dry_run: DryRun = False,
     root: Root = Path(),
     cluster: OnCluster = None,
-    kit: Kit = None,
 ) -> None:
     """Make one table or figure, and show it.
 
     The studies that it needs are run first.
     """
-    train_on(cluster, kit)
+    train_on(cluster)
     workspace = enter_workspace(root)
     from research import verbs
     from research.targets import paper_of

@@ -13,8 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedml_noniid.pipelines.reporting.figures import COLOURS, Values, style
-from fedml_noniid.pipelines.reporting.summary import Spread
+from fedml_noniid.pipelines.reporting.figures import Values, style
 
 Name = TypeVar("Name", str, float)
 WIDTH, HEIGHT = 4.2, 3.2  # inches of a panel
@@ -63,29 +62,24 @@ def line(axes: Axes, x: Sequence[float], values: Values, label: str, look: dict[
 def bars(
     axes: Axes,
     groups: Sequence[str],
-    heights: Mapping[str, Sequence[Spread | None]],
-    colours: Sequence[str] = COLOURS,
-) -> Mapping[str, Values]:
-    """Draws one bar per name and group, none for None. Returns the bars' positions by name."""
-    width, places = 0.8 / len(heights), {}
+    heights: Mapping[str, Sequence[float]],
+    colours: Sequence[str],
+    errors: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """Draws one bar per name and group, none for NaN, with its deviation where `errors` has one."""
+    width = 0.8 / len(heights)
     for index, (name, values) in enumerate(heights.items()):
-        places[name] = np.arange(len(groups)) + (index - (len(heights) - 1) / 2) * width
-        mean, std = np.array(
-            [(value.mean, value.std or 0) if value else (np.nan, 0) for value in values]
-        ).T
-        error = std if std.any() else None
         axes.bar(
-            places[name],
-            mean,
+            np.arange(len(groups)) + (index - (len(heights) - 1) / 2) * width,
+            values,
             0.95 * width,
-            yerr=error,
+            yerr=errors and errors[name],
             color=colours[index],
             label=name,
             capsize=3,
         )
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(visible=False, axis="x")
-    return places
 
 
 def legend(figure: Figure, axes: Axes, together: int = 1) -> None:

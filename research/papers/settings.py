@@ -29,19 +29,22 @@ def settings(target: Target, measured: Measured) -> Built:
         for r in rows
         for c in columns
     }
+    return compared(cells, "settings")
+
+
+def compared(cells: Mapping[tuple[str, str], tuple[str, str]], noun: str) -> Built:
+    """The table of {(row, column): (ours, the paper's)}, and a sentence on how many are equal.
+
+    The paper's is "" where it prints nothing. A dash of the paper contradicts nothing.
+    """
+    rows, columns = (list(dict.fromkeys(titles)) for titles in zip(*cells, strict=True))
+    numbers = [[*position, *pair] for position, pair in cells.items()]
     lines = [["", *columns], *([r, *(_text(*cells[r, c]) for c in columns)] for r in rows)]
-    content = as_csv(
-        ["row", "column", "ours", "reported"],
-        [[*position, *pair] for position, pair in cells.items()],
-    )
-    other = [
-        f"{r}, {c}"
-        for (r, c), (ours, reported) in cells.items()
-        if reported not in ("", NONE, ours)
-    ]
+    printed = {position: pair for position, pair in cells.items() if pair[1]}
+    other = [f"{r}, {c}" for (r, c), (ours, paper) in printed.items() if paper not in (NONE, ours)]
     ending = f"; not: {'; '.join(other)}." if other else "."
-    text = f"{len(cells) - len(other)} of {len(cells)} settings are the paper's{ending}"
-    return Built(lines, {"csv": content}, (text,))
+    text = f"{len(printed) - len(other)} of {len(printed)} {noun} are the paper's{ending}"
+    return Built(lines, {"csv": as_csv(["row", "column", "ours", "reported"], numbers)}, (text,))
 
 
 def _ours(target: Target, measured: Measured, address: Mapping[str, Any]) -> str:

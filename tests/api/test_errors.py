@@ -10,17 +10,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import pyplot
+import torch
+from torch.utils.data import TensorDataset
 
 import fedml_noniid as nd
 from fedml_noniid.core.errors import among
 
 DATA = nd.load("digits")
 SPLIT = nd.partition(DATA, "iid", clients=4)
+RESULTS = nd.sweep(["fedavg"], SPLIT, over={"lr": [0.1, 0.2]}, rounds=1, progress=False)
 X, Y = np.random.default_rng(0).random((40, 3)), np.arange(40) % 2
 FRAME = pd.DataFrame({"age": X[:, 0], "ill": Y, "ward": np.where(Y, "a", "b")})
 WRONG: dict[str, Any] = {"patience": "x", "min_delta": float("nan"), "after": -5}
 Call = Callable[[], Any]
+ROWS = nd.from_frame(FRAME[["age", "ill"]], label="ill", missing="drop")
+NUMBERS = nd.from_frame(FRAME[["age"]].assign(risk=FRAME.age / 2), target="risk")
+OF_NUMBERS: dict[str, Any] = {"partition": "iid", "clients": 2, "loss": "mse", "rounds": 1}
+KEPT = np.random.default_rng(0)
 
 
 def run(recipe: Any = "fedavg", data: Any = SPLIT, **given: Any) -> Call:
@@ -41,6 +47,31 @@ def frame(table: Any = FRAME, **given: Any) -> Call:
 
 def arrays(x: Any = X, y: Any = Y, *test: Any, **given: Any) -> Call:
     return lambda: nd.from_arrays(x, y, *test, **given)
+
+
+def lists(indices: Any, **given: Any) -> Call:
+    return lambda: nd.partition(DATA, indices=indices, **given)
+
+
+def predict(x: Any, **given: Any) -> Call:
+    return lambda: RESULTS[0].predict(x, **given)
+
+
+def fine_tune(**given: Any) -> Call:
+    own = {"x": DATA.dataset.test_x[:2], "y": ["1", "2"]}
+    return lambda: RESULTS[0].fine_tune(**own | given)
+
+
+def even(labels: Any, n_clients: int, *, jitter: float = 0.0) -> Any:
+    return np.array_split(np.arange(len(labels)), n_clients)
+
+
+def top(outputs: Any, labels: Any, *, k: float = 0.0) -> Any:
+    return [k] if 1 / k else None
+
+
+def accuracy(outputs: Any, labels: Any) -> float:
+    return 1.0
 
 
 # Each line of the error has to have all words of one tuple.
@@ -245,6 +276,108 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
         ("run: local_steps = 10000000 is refused", "360 samples would read", "at most 100000000"),
     ),
     (run(epochs=10**6), ("run: epochs = 1000000 is refused", "360 samples would read 360000000")),
+    # index lists of one's own
+    (
+        lists([]),
+        ("partition: indices = [] is refused", "allowed: a list of arrays, one per client"),
+    ),
+    (lists("ab"), ("partition: indices = 'ab' is refused",)),
+    (lists({0: [1]}), ("partition: indices = {0: [1]} is refused",)),
+    (lists([[0, 1], []]), ("partition: indices[1] = [] is refused", "from 0 to 1436")),
+    (lists([[0.5]]), ("partition: indices[0] = [0.5] is refused",)),
+    (lists([[True, False]]), ("partition: indices[0] = [True, False] is refused",)),
+    (lists([0, 1]), ("partition: indices[0] = 0 is refused",)),
+    (lists([[0], [1437]]), ("partition: indices[1] = [1437] is refused",)),
+    (lists([[-1]]), ("partition: indices[0] = [-1] is refused",)),
+    (lists([[1, 2], [3, 2]]), ("partition: indices: 2 is there 2 times; allowed: once",)),
+    (lists([np.ma.array([1, 3], mask=[0, 1])]), ("partition: indices[0][1] is masked",)),
+    (lists([[0]], partition="iid"), ("indices are refused beside partition and clients",)),
+    (lists([[0]], clients=2), ("indices are refused beside partition and clients",)),
+    (lists([[0]], alpha=0.1), ("partition: alpha is unknown",)),
+    (lists([range(1437)], public=10), ("public = 10 is refused; allowed: 0, as the clients have",)),
+    (run(data=DATA, partition="given-12", clients=3), ("run: partition 'given-12' is unknown",)),
+    # partitions of one's own
+    (
+        partition(lambda labels, n_clients: np.array_split(KEPT.permutation(len(labels)), 4)),
+        ("<lambda>() returned another partition when it was called again with the",),
+    ),
+    (
+        partition(lambda n_clients: [][5]),
+        ("partition <lambda>() failed", "test_errors.py, line", "IndexError: list"),
+    ),
+    (
+        partition(lambda labels, n_clients: labels.fill(3)),
+        ("partition <lambda>() failed", "ValueError: assignment destin"),
+    ),
+    (partition(lambda n_clients: [[0], []], clients=2), ("<lambda>()[1] = [] is refused",)),
+    (partition(lambda n_clients: [[0], [0.5]], clients=2), ("<lambda>()[1] = [0.5] is refused",)),
+    (partition(lambda n_clients: [[0], [10**6]], clients=2), ("()[1] = [1000000] is refused",)),
+    (partition(lambda n_clients: [[0, 1], [1]], clients=2), ("1 is there 2 times; allowed: once",)),
+    (
+        partition(lambda n_clients: [[0]], clients=2),
+        ("returned 1 arrays; allowed: 2, one for each",),
+    ),
+    (partition(lambda n_clients: None), ("<lambda>() = None is refused; allowed: a list of arra",)),
+    (partition(even, jiter=1), ("jiter is no argument (did you mean 'jitter'?)",)),
+    (partition(even, jitter="1"), ("jitter = '1' is refused; allowed: a number",)),
+    (partition("nowhere:cut"), ("partition 'nowhere:cut' can't be imported, ModuleNot",)),
+    (partition(f"{__name__}:X"), ("is a ndarray; allowed: a function of your",)),
+    (partition(5), ("partition = 5 is refused; allowed: text",)),
+    (partition(lambda owners, n_clients: []), ("'digits' doesn't say whose samples are whose",)),
+    # readers of one's own
+    (lambda: nd.load(lambda: 5), ("the function returned 5; allowed: (x, y), ",)),
+    (lambda: nd.load(lambda: 1 / 0), ("failed", "test_errors.py, line", "ZeroDivisionError: ")),
+    (lambda: nd.load(lambda: {"x": [[1.0]] * 4}), ("y is missing",)),
+    (lambda: nd.load(lambda: {"x": [[1.0]], "y": [0], "z": 0}), ("z is unknown; allowed: ",)),
+    (lambda: nd.load(lambda: ([[1.0, np.nan]] * 8, [0, 1] * 4)), ("data set", "x", "nan")),
+    (lambda: nd.load(lambda: [7, 8, 9]), ("the function returned [7, 8, 9]",)),
+    (lambda: nd.load(lambda: TensorDataset(torch.zeros(4, 2))), ("data set", "dataset[0] = ")),
+    # metrics of one's own
+    (run(metrics={top: {"ks": 2}}), ("run: metrics", "top.ks is unknown (did you mean 'k'?)")),
+    (run(metrics={top: {"k": "2"}}), ("top.k = '2' is refused", "a number from -1e+38 to 1e+38")),
+    (run(metrics=[top]), ("metric 'top' failed", "test_errors.py, line", "ZeroDivisionError")),
+    (run(metrics={top: {"k": 1.0}}), ("metric 'top' returned [1.0]", "a finite number or NaN")),
+    (run(metrics=[accuracy]), ("metric 'accuracy': the name 'accuracy' is refused", "letters")),
+    (run(metrics=["margin"]), ("run: metrics = 'margin' is unknown; allowed: a function of your",)),
+    (run(metrics=["nowhere:f1"]), ("metric 'nowhere:f1' can't be imported, ModuleNot",)),
+    (
+        run(metrics=[5]),
+        ("run: metrics = [5] is refused; allowed: a list of metrics, or {metric: ",),
+    ),
+    # models in use
+    (predict(np.zeros((2, 8, 8))), ("x is float64 [2, 8, 8]; allowed: numbers [n, 1, 8, 8]",)),
+    (predict(np.full((2, 1, 8, 8), 0.5)), ("x[0, 0, 0, 0] = 0.5", "whole numbers from 0 to 255")),
+    (
+        predict(np.full((1, 1, 8, 8), -1)),
+        (
+            "predict: x",
+            "is refused; allowed: whole numbers from 0",
+        ),
+    ),
+    (predict("text"), ("predict: x is <U4",)),
+    (predict(FRAME), ("predict: x is object",)),
+    (predict(DATA.dataset.test_x, seed=7), ("model: seed = 7 has no result; allowed: 0",)),
+    (predict(X, client=1), ("model: client = 1 is refused; allowed: none, as all have one model",)),
+    (lambda: ROWS.samples(pd.DataFrame({"ag": [3]})), ("x: column 'age' is unknown",)),
+    (lambda: ROWS.samples(pd.DataFrame({"age": ["old"]})), ("x: column 'age' is 'old' in row 1",)),
+    # Without its row, the classes behind it would move up.
+    (
+        lambda: ROWS.samples(pd.DataFrame({"age": [1.0, None, -1.0]})),
+        ("x: column 'age' has no value in row 2; allowed: fill or ",),
+    ),
+    (fine_tune(y=["1"]), ("y = ['1'] is refused; allowed: a class for each of the 2 samples",)),
+    (fine_tune(y=3), ("fine_tune: y = 3 is refused",)),
+    (fine_tune(y=["1", "ten"]), ("y: class 'ten' is unknown; allowed: 0, 1, 2, 3",)),
+    (fine_tune(y=[["1"], ["2"]]), ("allowed: text, numbers",)),
+    (fine_tune(steps=0), ("fine_tune: steps = 0 is refused",)),
+    (fine_tune(lr=0), ("fine_tune: lr = 0 is refused",)),
+    (fine_tune(seed=9), ("seed = 9 has no result",)),
+    (fine_tune(lr=1e38), ("fine_tune: the weights stop being finite; take a smaller lr",)),
+    (fine_tune(x=X), ("fine_tune: x is float64 [40, 3]",)),
+    (
+        lambda: nd.run("fedavg", NUMBERS, **OF_NUMBERS).fine_tune(X[:1], [0.5]),
+        ("fine_tune: the targets are no classes",),
+    ),
     # what training finds
     (run(lr=1e30), ("run: fedavg, seed 0: round 1, client 0", "not finite", "lower lr")),
     (
@@ -277,34 +410,27 @@ def test_a_folder_that_cant_be_written_is_refused_before_training(
 ) -> None:
     (tmp_path / "file").write_text("")
     folder = folder if isinstance(folder, int) else tmp_path / folder
-    with pytest.raises(nd.UserError, match=r"^run: folder .*(can't be written|allowed: a path)"):
-        nd.run("fedavg", SPLIT, rounds=10**9, progress=False, folder=folder)
-    with pytest.raises(nd.UserError, match=r"^save: folder .*(can't be written|allowed: a path)"):
-        nd.run("fedavg", SPLIT, rounds=1, progress=False).save(folder)
+    for caller, call in (("run", run(rounds=10**6, folder=folder)), ("save", RESULTS.save)):
+        with pytest.raises(nd.UserError, match=rf"^{caller}: folder .*(can't be written|a path)"):
+            call(*[folder] * (caller == "save"))
 
 
 def test_results_that_are_not_there() -> None:
-    results = nd.sweep(["fedavg"], SPLIT, over={"lr": [0.1, 0.2]}, rounds=1, progress=False)
-    wrong: list[Any] = [object(), "x"]
     for call, words in (
-        (lambda: results.compare("fedprox"), "compare: 'fedprox' has no result; allowed: fedavg"),
-        (lambda: results.compare("fedav"), "compare: 'fedav' has no result .did you mean 'fedavg'"),
-        (results[2:].plot, "plot: there are no results"),
-        (lambda: results.plot(*wrong[:1]), "plot: ax = <object .*; allowed: one Axes"),
-        (lambda: results[0].plot(*wrong[1:]), "plot: ax = 'x' is refused; allowed: one Axes"),
-        (lambda: results[:1].plot_clients(*wrong[1:]), "plot: ax = 'x' is refused"),
-        (lambda: results.plot(pyplot.gca()), "plot: ax is one panel, but there are 2 settings"),
-        (lambda: results["fedavg"], r"results\['fedavg'\] is refused; allowed: .*; names: none"),
+        (lambda: RESULTS.compare("fedprox"), "compare: 'fedprox' has no result; allowed: fedavg"),
+        (lambda: RESULTS.compare("fedav"), "compare: 'fedav' has no result .did you mean 'fedavg'"),
+        (RESULTS[2:].plot, "plot: there are no results"),
+        (lambda: RESULTS["fedavg"], r"results\['fedavg'\] is refused; allowed: .*; names: none"),
         (
-            lambda: results[:1]["fedav"],
+            lambda: RESULTS[:1]["fedav"],
             r"results\['fedav'\] .*did you mean 'fedavg'.*names: fedavg",
         ),
-        (lambda: results[1.5], r"results\[1.5\] is refused"),
+        (lambda: RESULTS[1.5], r"results\[1.5\] is refused"),
     ):
         with pytest.raises(nd.UserError, match=f"^{words}"):
             call()
-    assert results[2:].rounds.empty
-    assert results[:1]["fedavg"] is results[0] is results[np.int64(0)] and results[1] in results
+    assert RESULTS[2:].rounds.empty
+    assert RESULTS[:1]["fedavg"] is RESULTS[0] is RESULTS[np.int64(0)] and RESULTS[1] in RESULTS
 
 
 def test_a_near_match_stands_in_place_of_a_long_list() -> None:
@@ -313,5 +439,4 @@ def test_a_near_match_stands_in_place_of_a_long_list() -> None:
     short = {"allowed": f"{first}, ... (9 in all), or yours", "meant": "method8"}
     assert among("metod8", names, "or yours") == short
     assert among("xyz", names) == {"allowed": ", ".join(names), "meant": ""}
-    assert among("metod7", names[:8]) == {"allowed": first, "meant": "method7"}
     assert among("x", ()) == {"allowed": "none", "meant": ""}

@@ -49,6 +49,7 @@ for name in fedml_noniid.__all__:
     getattr(fedml_noniid, name)
 os.register_at_fork = register
 after = state()
+assert not {"mlflow", "fedml", "dvc", "typer"} & sys.modules.keys()
 print(json.dumps([{key: [before[key], after[key]] for key in before if before[key] != after[key]},
     [file for file in hooks if "site-packages" not in file]]))
 """

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import numpy as np
-import pytest
-
 import fedml_noniid as nd
 from fedml_noniid import models
 from fedml_noniid.api import settings
@@ -50,24 +47,3 @@ def test_the_defaults_are_those_of_the_experiment() -> None:
     experiment = read_yaml(ROOT / "params.yaml")["train"]
     digits = {"model": models.model_for(nd.load("digits").dataset.train_x.shape[1:])}
     assert {key: experiment[key] for key in required} == settings.TRAIN | digits
-
-
-@pytest.mark.parametrize(("side", "model"), [(27, "mlp"), (28, "cnn")])
-def test_images_get_a_cnn(side: int, model: str) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (40, 1, side, 28), np.uint8)
-    data = nd.from_arrays(images, np.arange(40) % 2)
-    given = {"partition": "iid", "clients": 2, "seeds": [0]}
-    assert settings.from_arguments("run", data, {"fedavg": {}}, given).train.model == model
-    mine = settings.from_arguments(
-        "run", data, {"fedavg": {}}, given | {"model": "logistic_regression"}
-    )
-    assert mine.train.model == "logistic_regression"
-
-
-def test_run_says_the_defaults() -> None:
-    words = " ".join((nd.run.__doc__ or "").split())
-    fields = TrainSettings.model_fields | Scenario.model_fields
-    defaults = {name: fields[name].default for name in ("optimizer", "participation")}
-    for name, value in (settings.TRAIN | defaults).items():
-        shown = f'"{value}"' if isinstance(value, str) else value
-        assert f"`{name}` ({shown}" in words, name

@@ -43,20 +43,16 @@ def test_tensorboard_has_each_number_of_each_round(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="of the extra [tensorboard]")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    how, data = {**SPLIT, "seeds": [5, 6]}, nd.load("digits")
-    callbacks = {"tensorboard": {"folder": str(tmp_path)}}
-    result = nd.run("fednova", data, **how, callbacks=callbacks)
-    assert result.sha256 == nd.run("fednova", data, **how).sha256
-    folders = sorted(tmp_path.iterdir())
-    assert [folder.name[:10] for folder in folders] == ["fednova-5-", "fednova-6-"]
-    for seed, folder in zip(result.seeds, folders, strict=True):
-        events = EventAccumulator(str(folder))
-        events.Reload()
-        rounds = result.rounds[result.rounds["seed"] == seed].dropna(axis=1)
-        assert set(events.Tags()["scalars"]) == {*rounds} - {"seed"}
-        shown = [(event.step, event.value) for event in events.Scalars("test_accuracy")]
-        wanted = zip(rounds["round"], rounds["test_accuracy"].astype("float32"), strict=True)
-        assert shown == list(wanted)
+    data, callbacks = nd.load("digits"), {"tensorboard": {"folder": str(tmp_path)}}
+    result = nd.run("fednova", data, **SPLIT, callbacks=callbacks)
+    assert result.sha256 == nd.run("fednova", data, **SPLIT).sha256
+    (folder,) = tmp_path.glob("fednova-5-*")
+    events, rounds = EventAccumulator(str(folder)), result.rounds.dropna(axis=1)
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {*rounds} - {"seed"}
+    shown = [(event.step, event.value) for event in events.Scalars("test_accuracy")]
+    accuracy = rounds["test_accuracy"].astype("float32")
+    assert shown == [*zip(rounds["round"], accuracy, strict=True)]
 
 
 @pytest.mark.slow

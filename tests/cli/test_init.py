@@ -3,28 +3,24 @@ checkout."""
 
 from __future__ import annotations
 
-import io
+import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from dvc.repo import Repo
 from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.data.dataset import Dataset
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.stages import tune
 from fedml_noniid.pipelines.verbs import choose, init
 from tests.files import contents
 from tests.pipelines.own_files import write_own_files
-from tests.pipelines.small import ROOT, environment, run_stages
+from tests.pipelines.small import run_stages
 
 
 @pytest.fixture
@@ -36,12 +32,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Repo, "init", lambda root, **_: Path(root, ".dvc").mkdir() or made)
     (tmp_path / ".dvc").mkdir()
     write_own_files(tmp_path)
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
     return tmp_path
 
 
-@pytest.mark.parametrize("force", [[], ["--force"]])
 @pytest.mark.parametrize(
-    "name", ["runs/events.out.tfevents.1", "partitions/disk/x", "evaluation/a.csv", "report/a.tex"]
+    ("name", "force"), [("runs/events.out.tfevents.1", []), ("report/a.tex", ["--force"])]
 )
 def test_a_folder_whose_files_the_stages_would_remove_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str, force: list[str]
@@ -62,10 +58,6 @@ TABLE = "--data patients.csv --label diagnosis --set data.one_hot=[sex]"
     ("words", "expected"),
     [
         ("", ("digits", "dirichlet", 20, "mlp", "sgd")),
-        (
-            "--data cifar10 --set scenario.partition=iid --set scenario.clients=5",
-            ("cifar10", "iid", 5, "cnn", "sgd"),
-        ),
         ("--data made_tweets", ("made_tweets", "natural", 40, "lstm", "rmsprop")),
         (
             f"{TABLE} --owner hospital --methods fedavg,scaffold+fnr",
@@ -74,10 +66,6 @@ TABLE = "--data patients.csv --label diagnosis --set data.one_hot=[sex]"
         (
             f"{TABLE} --owner hospital --set scenario.alpha=0.1 --set scenario.clients=3",
             ("table", "dirichlet", 3, "mlp", "sgd"),
-        ),
-        (
-            f"{TABLE} --set data.features=[age] --set train.model=logistic_regression",
-            ("table", "dirichlet", 2, "logistic_regression", "sgd"),
         ),
         (
             "--data reviews.csv --text review --label mood",
@@ -175,6 +163,13 @@ MISTAKES = {
     "--set train=5": "train = 5 is refused; allowed: train.KEY=VALUE",
     "--set trian.rounds=5": "trian is unknown (did you mean 'train'?)",
     "--set seeds=[a]": "seeds[0] = 'a' is refused",
+    "--data loop.csv --label y": "Symlink loop",
+    "--set train.rounds=5 --set train.rounds=7": "--set train.rounds is there twice",
+    '--set train.rounds=5 --set train={"epochs":1}': "--set train is there twice",
+    '--set train={"a":5} --set train.rounds=5': "--set train.rounds is there twice",
+    '--set train={"rounds":5,"rounds":7}': "--set train = ",
+    "--methods fedavg --set recipe_names=[fnr]": "recipe_names is there twice, by",
+    "--methods fedavg --methods fnr": "--methods is there twice; allowed: once",
 }
 
 
@@ -194,19 +189,21 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
 def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Names with blanks, quotes and commas; the command has all that was given, and makes the
-    study."""
+    """Names with blanks, quotes and commas; a column of numbers with texts stays one of numbers.
+    The command has all that was given, and makes the study."""
     frame = pd.read_csv(folder / "patients.csv")
-    frame.insert(0, "patient's id", [f"p{i}" for i in range(len(frame))])
-    frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in range(len(frame))]
+    n = range(len(frame))
+    frame.insert(0, "patient's id", [f"p{i}" for i in n])
+    frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in n]
     frame['"day"'] = "2024-02-03"
-    frame["note"] = ["late" if i % 5 == 0 else None for i in range(len(frame))]
+    frame["note"] = ["late" if i % 5 == 0 else None for i in n]
+    frame["crp"] = [{3: "<0.6", 7: "n/a"}.get(i % 20, f"{i % 90}.5") for i in n]
     frame.to_csv(folder / "patients.csv", index=False)
     given = ["--methods", "fedavg,fnr", "--set", "seeds=[1]"]
     assert main(["init", "study", *TABLE.split(), *given, "--deploy", "--force"]) == 2
     said = capsys.readouterr()
     *errors, intro, command = said.err.splitlines()
-    assert len(errors) == 6 and all("patients.csv: column " in line for line in errors)
+    assert len(errors) == 7 and all("patients.csv: column " in line for line in errors)
     assert intro == "One decision for each, to change as you like:" and said.out == ""
     assert not (folder / "study").exists()
     name, *words = shlex.split(command)
@@ -218,6 +215,7 @@ def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
         "file": "patients.csv",
         "label": "diagnosis",
         "missing": "median",
+        "na": ["<0.6"],
         "one_hot": ["sex", "hospital"],
         "drop": ["patient's id", '"day"', "note"],  # and not in one_hot
     }
@@ -260,68 +258,10 @@ def test_nothing_is_replaced_unless_it_is_forced(
     assert config.load(study).scenarios["dirichlet"].clients == 7
     lines = (study / ".gitignore").read_text().splitlines()
     assert lines[:2] == ["mine", "/runs/"] and "/data/" in lines and lines.count("/runs/") == 1
-    folders = ("partitions", tune.FOLDER, choose.FOLDER)
-    written = "".join(f"{folder}/written\n" for folder in folders)
-    ignored = subprocess.run(
-        ["git", "check-ignore", "--stdin"], cwd=study, input=written, capture_output=True, text=True
-    )
-    assert ignored.stdout == written, "`git add .` adds no output"
+    paths = [f"{name}/written" for name in ("partitions", tune.FOLDER, choose.FOLDER)]
+    ignored = subprocess.run(["git", "check-ignore", *paths], cwd=study, stdout=subprocess.PIPE)
+    assert ignored.stdout.decode().split() == paths, "`git add .` adds no output"
     assert not (study / ".git").exists() and (study / ".dvc" / "config").read_text() == init.DVC
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_questions_fill_in_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answers of a terminal: data, columns of text, class and client, methods."""
-    answers = "patients.csv\n\ndiagnosis\nhospital\nfedavg, fnr\n"
-    monkeypatch.setattr(sys, "stdin", Terminal(answers))
-    assert main(["init", "--set", "data.drop=[sex]"]) == 0
-    settings = config.load(folder)
-    own = {"file": "patients.csv", "label": "diagnosis", "owner": "hospital", "drop": ["sex"]}
-    assert settings.data.options == own and settings.recipe_names == ["fedavg", "fnr"]
-    monkeypatch.setattr(sys, "stdin", Terminal(""))
-    assert main(["init", "study"]) == 130 and not (folder / "study").exists(), "answers end early"
-
-
-@pytest.mark.slow  # DVC, all stages, and FedML's processes: a minute
-def test_an_experiment_outside_the_checkout_runs(tmp_path: Path) -> None:
-    """`noniid` as a program, in a folder of its own: partition, run, table; then nothing is left to
-    do."""
-    write_own_files(tmp_path)
-    more: dict[str, Any] = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-    def noniid(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "fedml_noniid", *words],
-            cwd=tmp_path,
-            env=environment() | more,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=550,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-    few = ("--set", "train.rounds=2", "--set", "seeds=[0]")
-    noniid("init", *TABLE.split(), "--owner", "hospital", "--methods", "fedavg,scaffold+fnr", *few)
-    said = noniid("partition")
-    assert (
-        "| label distance" in said
-        and "Heat maps: partitions/natural-0/" in said
-        and said.rpartition("\n\n")[2].startswith("natural: your clients are ")
-        and "stage 'train'" not in said
-    )
-    said = noniid("run")
-    assert "scaffold+fnr" in said.partition("method ")[2]
-    assert "dvc.lock is the certificate" in said and len(said.splitlines()) <= 30
-    assert noniid("table") in said
-    assert "natural: 4 clients" in noniid("table", "--details")
-    again = noniid("run")
-    assert "All stages are up to date." in again and "Running stage" not in again
 
 
 def test_a_study_of_a_number(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,115 +276,18 @@ def test_a_study_of_a_number(folder: Path, capsys: pytest.CaptureFixture[str]) -
     rounds = pd.read_csv(folder / "runs" / item / "rounds.csv")
     assert {"test_r2", "test_mae", "validation_r2", "sent_r2"} <= {*rounds.columns}
     per_target = pd.read_csv(folder / "evaluation" / item / "per_target.csv")
-    assert per_target["target"].tolist() == ["age"]
     assert per_target["r2"].item() == pytest.approx(rounds["test_r2"].iloc[-1], rel=1e-6)
     report = (folder / "report" / "report.md").read_text()
     assert "last round, R²" in report and "r2-dirichlet.png" in report
     for file in folder.glob("r*/**/*"):
         text = file.read_text() if file.suffix in (".csv", ".md", ".txt", ".json") else ""
-        assert "accuracy" not in text.replace("balanced_accuracy", "").replace(
-            "majority_accuracy", ""
-        ), file
-    words = "init labels --data patients.csv --target sick,old --set data.one_hot=[sex,hospital]"
+        assert not re.search("(?<!balanced_)(?<!majority_)accuracy", text), file
+    labels = "init labels --data patients.csv --target sick,old --set data.one_hot=[sex,hospital]"
     table = pd.read_csv(folder / "patients.csv")
     table["sick"], table["old"] = (table.pop("diagnosis") == "ill") * 1, (table.pop("age") > 40) * 1
     table.to_csv(folder / "patients.csv", index=False)
     (folder / "labels" / ".dvc").mkdir(parents=True)
-    assert main(words.split()) == 0, capsys.readouterr().err
+    assert main(labels.split()) == 0, capsys.readouterr().err
     assert config.load(folder / "labels").train.loss == "bce"
-    with_classes = [*words.split(), "--force", "--methods", "fedrs"]
-    assert main(with_classes) == 2
+    assert main([*labels.split(), "--force", "--methods", "fedrs"]) == 2
     assert "'fedrs' needs targets that are classes" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ["--set", "train.rounds=5", "--set", "train.rounds=7"],
-            "--set train.rounds is there twice",
-        ),
-        (["--set", "train.rounds=5", "--set", "train={epochs: 1}"], "--set train is there twice"),
-        (["--set", "train={a: 5}", "--set", "train.rounds=5"], "--set train.rounds is there twice"),
-        (["--set", "train={rounds: 5, rounds: 7}"], "--set train = "),
-        (["--methods", "fedavg", "--set", "recipe_names=[fnr]"], "recipe_names is there twice, by"),
-        (["--methods", "fedavg,fedavg"], "fedavg is named twice"),
-        (["--methods", "fedavg", "--methods", "fnr"], "--methods is there twice; allowed: once"),
-        (["--data", "digits", "--data", "mnist"], "--data is there twice; allowed: once"),
-    ],
-)
-def test_nothing_is_said_twice(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
-    assert main(["init", "made", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line and not (folder / "made").exists()
-
-
-def lab(path: Path) -> None:
-    """Two columns decide: `crp`, of which some cells are below the limit, and `ward`."""
-    rows = ["crp,ward,note,y"]
-    for i in range(200):
-        crp = {3: "<0.6", 7: "n/a", 11: "not done"}.get(i % 50, f"{i % 90}.5")
-        rows.append(f"{crp},{'' if i % 20 == 1 else 'ab'[i % 2]},text {i},{i % 2}")
-    path.write_text("\n".join(rows))
-
-
-def test_the_proposed_command_keeps_a_column_of_numbers(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lab(folder / "lab.csv")
-    command = ["init", "made", "--data", "lab.csv", "--label", "y", "--set", "data.drop=[note]"]
-    assert main(command) == 2
-    proposed = shlex.split(capsys.readouterr().err.splitlines()[-1])
-    assert proposed[:6] == ["noniid", *command[:5]]
-    settings = [word for word in proposed if word.startswith("data.")]
-    assert settings == [
-        "data.drop=[note]",
-        "data.one_hot=[ward]",
-        "data.na=[<0.6, not done]",
-        "data.missing=median",
-    ]
-    assert main(proposed[1:]) == 0
-    notes = capsys.readouterr().out
-    assert "column 'crp': 12 cells without a value are filled with the median" in notes
-
-
-@pytest.mark.parametrize("cell", ["{}.5 mg", "$ {}.5", "{}.5 %", '"{},5"', "1 {}00"])
-def test_no_command_drops_numbers_that_are_written_in_another_way(
-    folder: Path, capsys: pytest.CaptureFixture[str], cell: str
-) -> None:
-    lines = [f"{cell.format(100 + i)},{i % 7},{i % 2}" for i in range(200)]
-    (folder / "t.csv").write_text("\n".join(["dose,b,y", *lines]))
-    assert main(["init", "made", "--data", "t.csv", "--label", "y"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    advice = "need ',' as `decimal`" if "," in cell else "write numbers with a point, without units"
-    assert "column 'dose'" in line and advice in line
-
-
-def test_a_table_of_german_excel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says how it reads the file, and the stages read it so."""
-    table = pd.DataFrame({"größe": np.arange(60) / 8, "y": np.where(np.arange(60) % 2, "ja", "nö")})
-    text = table.to_csv(sep=";", decimal=",", index=False)
-    (folder / "t.csv").write_text(text, encoding="cp1252")
-    words = ["init", "--data", "t.csv", "--label", "y", "--methods", "fedavg"]
-    assert main(words) == 2 and "`encoding` may be cp1252" in capsys.readouterr().err
-    assert main([*words, "--set", "data.encoding=cp1252"]) == 0
-    read = "CSV read with separator ';', decimal ',', encoding cp1252, as German Excel writes it"
-    assert f"note: {read}\n" in capsys.readouterr().out
-    run_stages(folder, ("prepare",))
-    data = Dataset.read(folder / "data" / "table.safetensors")
-    assert data.notes[0] == read and data.classes == ("ja", "nö")
-    assert data.train_x.max() == 59 / 8
-
-
-@pytest.mark.parametrize("links", [("made", "made2"), ("t.csv", "u.csv")])
-def test_a_loop_of_links_is_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], links: tuple[str, str]
-) -> None:
-    for first, second in (links, links[::-1]):
-        (folder / first).symlink_to(second)
-    data = links[0] if links[0].endswith(".csv") else "digits"
-    assert main(["init", "made", "--data", data, "--label", "y"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Symlink loop" in line and "allowed: a path that ends at a file or a folder" in line

@@ -9,8 +9,6 @@ from fedml_noniid.core.data import (
     Batch,
     Pass,
     Samples,
-    masked_mean,
-    one_hot,
 )
 from fedml_noniid.core.errors import UserError
 
@@ -41,17 +39,6 @@ def test_a_batch_has_the_samples_of_its_positions(of: Pass) -> None:
 
 
 @BOTH
-def test_sums_and_means_count_each_sample_once(of: Pass) -> None:
-    """Samples 5, 2, 7, 0, 1: the first column adds up to 3 * 15 = 45, its mean is 9; padding counts
-    for nothing."""
-    assert int(of.n) == 5
-    assert of.total(lambda batch: {"x": batch.sum(batch.x)})["x"].tolist() == [45.0, 50.0, 55.0]
-    assert of.mean(lambda batch: {"x": batch.x})["x"].tolist() == [9.0, 10.0, 11.0]
-    assert [float(batch.sum(torch.ones(len(batch.y)))) for batch in of] == [2, 2, 1]
-    assert [batch.mean(batch.x)[0].item() for batch in of] == [10.5, 10.5, 3.0]
-
-
-@BOTH
 def test_class_counts_are_those_of_the_labels(of: Pass) -> None:
     """Labels of 5, 2, 7, 0, 1 are 2, 2, 1, 0, 1."""
     found = of.class_counts(4)
@@ -78,16 +65,3 @@ def test_a_shuffled_pass_meets_every_sample_once_per_epoch_in_a_new_order() -> N
 def test_a_batch_of_padding_only_makes_no_nan() -> None:
     empty = Batch(SAMPLES.x[:2], SAMPLES.y[:2], mask=torch.zeros(2))
     assert empty.mean(empty.x).tolist() == [0, 0, 0] and empty.sum(empty.x).tolist() == [0, 0, 0]
-
-
-def test_a_masked_mean_may_have_clients_in_front() -> None:
-    """Client 0 has the values 1 and 3, client 1 only 5."""
-    values, mask = torch.tensor([[1.0, 3.0], [5.0, 100.0]]), torch.tensor([[1, 1], [1, 0]])
-    assert masked_mean(values, mask, axes=1).tolist() == [2.0, 5.0]
-
-
-def test_one_hot_has_one_row_per_label() -> None:
-    assert one_hot(torch.tensor([[2], [0]]), 3, torch.float32).tolist() == [
-        [[0, 0, 1]],
-        [[1, 0, 0]],
-    ]

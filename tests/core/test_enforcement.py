@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ from fedml_noniid.core.component import (
     Exchanges,
     Exclusive,
     Needs,
-    OwnModel,
     Public,
     Replies,
     Server,
@@ -73,7 +72,7 @@ def reads_gradient(self: Component, w: Tree, g: Tree, client: Client) -> Tree:
     return add(w, g)
 
 
-PUBLIC, LOCAL = Needs(public=Public.UNLABELLED), Needs(local_set=True)
+PUBLIC = Needs(public=Public.UNLABELLED)
 # What a hook reads, the need that allows it, and what is said without it.
 READS = [
     (
@@ -89,7 +88,6 @@ READS = [
 
 
 @ENGINES
-@pytest.mark.parametrize("others", [False, True], ids=["", "another declares"])
 @pytest.mark.parametrize(
     ("hook", "does", "needs", "words"), READS, ids=[does.__name__ for _, does, *_ in READS]
 )
@@ -98,7 +96,6 @@ def test_what_is_read_must_be_declared(
     does: Callable[..., Any],
     needs: Needs,
     words: str,
-    others: bool,
     engine: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -108,9 +105,8 @@ def test_what_is_read_must_be_declared(
     monkeypatch.setitem(METHODS, "declares", dataclass(frozen=True)(declares))
     owned = frozenset({OWNS[hook]} if hook in OWNS else ())
     monkeypatch.setitem(METHODS, "made", made(hook, does, exclusive=owned))
-    recipe = "declares+made" if others else "made"
     with pytest.raises(RecipeError, match=words):
-        federation.run(recipe, rounds=1, engine=engine)
+        federation.run("declares+made", rounds=1, engine=engine)
     run(made(hook, does, needs=needs, exclusive=owned), monkeypatch, engine=engine)
 
 
@@ -160,21 +156,16 @@ RESULTS: list[tuple[str, Callable[..., Any], Exclusive]] = [
 ]
 
 
-@ENGINES
 @pytest.mark.parametrize(("hook", "does", "owned"), RESULTS)
 def test_a_result_of_another_owner_is_refused_in_the_first_round(
-    hook: str,
-    does: Callable[..., Any],
-    owned: Exclusive,
-    engine: str,
-    monkeypatch: pytest.MonkeyPatch,
+    hook: str, does: Callable[..., Any], owned: Exclusive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An option may decide about these, so composing can't tell."""
     Algorithm.compose([made(hook, does)()], SETTING)
     words = rf"'made' changes the {owned.value[0]} .*add {owned} to `exclusive`"
     with pytest.raises(RecipeError, match=words):
-        run(made(hook, does), monkeypatch, engine=engine)
-    run(made(hook, does, exclusive=frozenset({owned})), monkeypatch, engine=engine)
+        run(made(hook, does), monkeypatch)
+    run(made(hook, does, exclusive=frozenset({owned})), monkeypatch)
 
 
 def test_what_is_asked_must_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,53 +176,13 @@ def test_what_is_asked_must_be_answered(monkeypatch: pytest.MonkeyPatch) -> None
         run(made("survey", survey), monkeypatch)
 
 
-def test_a_component_sees_its_own_messages_memory_and_state_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[tuple[set[str], ...]] = []
-
-    @dataclass(frozen=True)
-    class Looks(Component):
-        name: ClassVar[str] = "looks"
-
-        def init_client(self, client: Client) -> Tree:
-            return {"mine": torch.zeros(())}
-
-        def broadcast(self, server: Server) -> Tree:
-            return {"down": torch.zeros(())}
-
-        def report(self, trace: Trace, client: Client) -> Answer:
-            seen.append(
-                (set(client.shared), set(client.each), set(client.memory), set(client.prepared))
-            )
-            return Answer({"up": torch.zeros(())})
-
-        def step(self, server: Server) -> Change:
-            seen.append((set(server.state), set(server.replies.upload)))
-            return Change()
-
-    monkeypatch.setitem(METHODS, "looks", Looks)
-    federation.run("looks+scaffold+rfedavg", rounds=1)
-    assert seen[-1] == (set(), {"up"})
-    assert all(found == ({"down"}, set(), {"mine"}, set()) for found in seen[:-1])
-
-
 @ENGINES
-def test_a_clients_own_model_has_the_names_of_w(
+def test_without_a_model_of_its_own_a_client_is_tested_with_w(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a part of them; no model of its own is w."""
     owned = frozenset({Exclusive.OWN_MODEL})
-
-    def own(params: Callable[[Tree], Tree] | None) -> type[Component]:
-        def does(self: Component, v: Tree, w: Tree, client: Client) -> OwnModel | None:
-            return None if params is None else OwnModel(params(w))
-
-        return made("own_model", does, exclusive=owned)
-
-    with pytest.raises(RecipeError, match=r"'made': own_model returned OwnModel .*all parameters"):
-        run(own(lambda w: {"fc1.weight": w["fc1.weight"]}), monkeypatch, engine=engine)
-    monkeypatch.setitem(METHODS, "made", own(None))
+    kind = made("own_model", lambda self, v, w, client: None, exclusive=owned)
+    monkeypatch.setitem(METHODS, "made", kind)
     out = federation.run("made", engine=engine)
     for name, leaf in out.params.items():
         assert torch.equal(out.personal["params"][name], leaf.expand(6, *leaf.shape))

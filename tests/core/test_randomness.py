@@ -67,15 +67,6 @@ def test_a_longer_draw_begins_with_the_shorter_one() -> None:
     assert all(torch.equal(normal(key, n, 3), long[:n]) for n in range(1, 8))
 
 
-def test_folded_keys_differ_and_their_numbers_are_uncorrelated() -> None:
-    key = torch.tensor(3)
-    keys = fold(key, torch.arange(1000))
-    assert len(set(keys.tolist())) == 1000
-    assert keys[5] == fold(key, 5)
-    a, b = (normal(fold(key, k), 20_000, dtype=torch.float64) for k in (0, 1))
-    assert abs((a * b).mean().item()) < 4 / math.sqrt(20_000)
-
-
 def test_under_vmap_each_client_draws_what_it_would_alone() -> None:
     keys = torch.tensor([4, 5, 6])
     together = torch.func.vmap(lambda key: normal(fold(key, 2), 4))(keys)

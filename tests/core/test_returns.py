@@ -31,7 +31,8 @@ from fedml_noniid.core.trees import Params, tree_map
 from fedml_noniid.plugins.registry import METHODS
 from tests import federation
 from tests.core.test_enforcement import ENGINES
-from tests.core.test_foreign_methods import made
+from tests.core.test_foreign_methods import SURVEY as ASKS
+from tests.core.test_foreign_methods import WAYS, made, owned
 from tests.walks import thinned
 
 MODELS = Needs(replies=Replies.MODELS)
@@ -81,12 +82,6 @@ def rates(client: Any) -> Params:
     return {name: leaf.new_ones(leaf.shape[:1]) for name, leaf in client.params.items()}
 
 
-# hook, field -> (what it does, what else the component has)
-ASKS: dict[str, Any] = {
-    "exchanges": lambda self, setting: Exchanges(begin=1, round=1),
-    "answer": lambda self, client: Answer(),
-    "needs": MODELS,
-}
 LAST = {"exchanges": lambda self, setting: Exchanges(finish=1)}
 INIT = {
     "init_client": lambda self, client: LAID,
@@ -176,12 +171,11 @@ def run(
     claim: Exclusive | None,
     more: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    engine: str,
+    **how: Any,
 ) -> Any:
-    owned = frozenset() if claim is None else frozenset({claim})
-    kind = made(**{hook: does, "exclusive": owned, **more})
+    kind = made(**{hook: does, **({} if claim is None else owned(claim)), **more})
     monkeypatch.setitem(METHODS, "made", kind)
-    return federation.run("made", rounds=2, batch_norm=True, engine=engine)
+    return federation.run("made", rounds=2, batch_norm=True, **how)
 
 
 @pytest.mark.parametrize(
@@ -201,41 +195,87 @@ def test_a_wrong_tensor_is_refused_with_method_and_hook(
 ) -> None:
     does, claim, more = HOOKS[hook, field]
     with pytest.raises(RecipeError, match=f"^'made': {hook} (returned|yielded) .*; allowed: "):
-        run(hook, does(WRONG[wrong]), claim, more, monkeypatch, engine)
+        run(hook, does(WRONG[wrong]), claim, more, monkeypatch, engine=engine)
 
 
-NOWHERE: list[tuple[str, Any, Exclusive | None, dict[str, Any]]] = [
+def twice(tree: Params) -> Params:
+    return {f"{name}s": leaf for name, leaf in tree.items()}
+
+
+A_CHANGE, AN_ANSWER = "None; allowed: a Change", "None; allowed: an Answer"
+ANY = ".*; allowed: "
+# (hook, what it does, what is said, what else the component has)
+REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
+    (
+        "penalty",
+        lambda self, w, out, *_: out.logits.sum(1),
+        r"a tensor of shape \[\d\], fl.*one",
+        {},
+    ),
+    ("penalty", lambda self, w, out, batch, client: 0.5, "float 0.5; allowed: a tensor", {}),
+    ("penalty", lambda self, w, out, batch, client: torch.tensor(1), ANY, {}),
+    ("gradient_term", lambda self, w, client: twice(w), "{'fc1.weights': .*names, shapes", {}),
+    ("gradient_term", lambda self, w, client: [*w.values()], "list .*; allowed: a dict", {}),
+    ("update_factor", lambda self, client: twice(client.params), "{'fc1.wei.*names of param", {}),
+    ("prepare", lambda self, client: None, "None; allowed: a dict of tensors", {}),
+    ("report", lambda self, trace, client: {"w": trace.params}, "{'w': .*allowed: an Answer", {}),
+    ("report", lambda *_: Answer(upload={"n": 3}), "Answer of {'upload': {'n': int 3}}; all", {}),
+    ("report", lambda self, trace, client: Answer(memory={"h": trace.loss}), ".*`init_client`", {}),
+    ("report", lambda self, trace, client: None, AN_ANSWER, {}),
+    ("report", lambda self, trace, client: Answer(params=trace.params), ANY, {}),
+    ("broadcast", lambda self, server: None, "None; allowed: a dict of tensors", {}),
+    ("broadcast", lambda self, server: {"a": torch.eye(2).to_sparse()}, ANY, {}),
+    ("broadcast", lambda self, server: {"a": torch.ones(2, requires_grad=True)}, ANY, {}),
+    ("message", lambda self, server: {"a": torch.ones(len(server.cohort) - 1)}, ANY, {}),
+    (
+        "weigh",
+        lambda self, server: server.replies.n[:2],
+        r"a tensor of shape \[2\], int64.*num",
+        {},
+    ),
+    *(
+        (
+            "choose",
+            lambda self, server, clients=clients: clients,
+            ".*: a tuple of ascen",
+            owned(Exclusive.COHORT),
+        )
+        for clients in ((), (1, 0), (0, 9), (0, 1, 2, 3, 4), [0, 1])
+    ),
+    ("step", lambda self, server: {"m": server.update}, "{'m': .*; allowed: a Change", {}),
+    ("step", lambda self, server: Change({"m": server.update}), "Change of {'state': .*`init", {}),
+    ("step", lambda self, server: None, A_CHANGE, {}),
+    ("step", lambda self, server: Change(params={}), ANY, owned(Exclusive.SERVER_STEP)),
     # What the hook can't change was dropped.
-    ("report", lambda self, trace, client: Answer(params=trace.params), None, {}),
-    ("survey", lambda self, server: Change(buffers=server.buffers), None, {}),
-    ("survey", lambda self, server: Change(evaluated=server.params), None, {}),
-    ("survey", lambda self, server: Change(metrics={"a": torch.ones(())}), None, {}),
+    ("survey", lambda self, server: Change(buffers=server.buffers), ANY, {}),
+    ("survey", lambda self, server: Change(evaluated=server.params), ANY, {}),
+    ("survey", lambda self, server: Change(metrics={"a": torch.ones(())}), ANY, {}),
     (
         "learn",
         lambda self, server: Change(evaluated=server.params),
-        Exclusive.SERVER_LEARNING,
-        {},
+        ANY,
+        owned(Exclusive.SERVER_LEARNING),
     ),
     (
         "finish",
         lambda self, server: Change(params=server.params, buffers=server.buffers),
-        Exclusive.CLASSIFIER,
-        LAST,
+        ANY,
+        owned(Exclusive.CLASSIFIER) | LAST,
     ),
-    ("step", lambda self, server: Change(params={}), Exclusive.SERVER_STEP, {}),
     # Weights go by the samples of training. `average` and `weigh` may change them.
-    ("refine", refining("distinct", lambda _: torch.tensor([0, 99])), Exclusive.REFINEMENT, ASKS),
-    ("refine", refining("distinct", lambda _: [0]), Exclusive.REFINEMENT, ASKS),
-    ("refine", refining("n", lambda n: 2 * n), Exclusive.REFINEMENT, ASKS),
-    ("refine", refining("n", lambda n: n.tolist()), Exclusive.REFINEMENT, ASKS),
-    # What no engine can stack, or store.
-    ("broadcast", lambda self, server: {"a": torch.eye(2).to_sparse()}, None, {}),
-    ("broadcast", lambda self, server: {"a": torch.ones(2, requires_grad=True)}, None, {}),
-    ("message", lambda self, server: {"a": torch.ones(len(server.cohort) - 1)}, None, {}),
-    ("penalty", lambda self, w, out, batch, client: torch.tensor(1), None, {}),
     *(
-        ("survey", asking(ask), None, ASKS)
+        ("refine", refining(field, wrong), ANY, owned(Exclusive.REFINEMENT) | ASKS)
+        for field, wrong in (
+            ("distinct", lambda _: torch.tensor([0, 99])),
+            ("distinct", lambda _: [0]),
+            ("n", lambda n: 2 * n),
+            ("n", lambda n: n.tolist()),
+        )
+    ),
+    *(
+        ("survey", asking(ask), ANY, ASKS)
         for ask in (
+            lambda server: Ask("train", server.cohort, server.params),
             lambda server: Ask("look", (), server.params),
             lambda server: Ask("look", (1, 0), server.params),
             lambda server: Ask("look", (0, 99), server.params),
@@ -246,14 +286,15 @@ NOWHERE: list[tuple[str, Any, Exclusive | None, dict[str, Any]]] = [
 ]
 
 
-@ENGINES
-@pytest.mark.parametrize("number", range(len(NOWHERE)), ids=lambda n: f"{NOWHERE[n][0]}-{n}")
-def test_what_has_no_place_is_refused(
-    number: int, engine: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "how"), thinned((n, how) for n in range(len(REFUSED)) for how in WAYS)
+)
+def test_what_a_hook_may_not_return_is_refused(
+    number: int, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hook, does, claim, more = NOWHERE[number]
-    with pytest.raises(RecipeError, match=f"^'made': {hook} (returned|yielded) .*; allowed: "):
-        run(hook, does, claim, more, monkeypatch, engine)
+    hook, does, words, more = REFUSED[number]
+    with pytest.raises(RecipeError, match=f"^'made': {hook} (returned|yielded) {words}"):
+        run(hook, does, None, more, monkeypatch, **how)
 
 
 @ENGINES
@@ -264,7 +305,7 @@ def test_a_model_in_answer_to_an_ask_before_round_1_is_refused(
     survey = asking(lambda server: Ask("look", server.cohort, server.params, server.buffers))
     answer = {**ASKS, "answer": lambda self, client: Answer(params=client.params)}
     with pytest.raises(Exception, match=r"made\.look: a client returned a model; allowed: in the"):
-        run("survey", survey, None, answer, monkeypatch, engine)
+        run("survey", survey, None, answer, monkeypatch, engine=engine)
 
 
 @ENGINES
@@ -278,8 +319,7 @@ def test_a_server_step_sets_the_running_statistics(
         means = weighted_mean(server.omega, server.replies.buffers)
         return Change(buffers={n: 0.5 * (server.buffers[n] + means[n]) for n in means})
 
-    owned = {"exclusive": frozenset({Exclusive.SERVER_STEP})}
-    monkeypatch.setitem(METHODS, "made", made(step=halves, **owned))
+    monkeypatch.setitem(METHODS, "made", made(step=halves, **owned(Exclusive.SERVER_STEP)))
     how: dict[str, Any] = {"batch_norm": True, "engine": engine}
     start = federation.simulation("fedavg", **how).loop.state.buffers
     mean = federation.run("fedavg", rounds=1, **how)
@@ -291,18 +331,9 @@ def test_a_server_step_sets_the_running_statistics(
         assert torch.equal(leaf, mean.params[name])
 
 
-@ENGINES
-def test_finish_that_changes_nothing_leaves_the_model(
-    engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = run("finish", lambda *_: Change(), Exclusive.CLASSIFIER, LAST, monkeypatch, engine)
-    plain = federation.run("fedavg", rounds=2, batch_norm=True, engine=engine)
-    assert federation.equal_models(out, plain)
-
-
 def test_finish_that_nobody_would_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match=r"'made' has `finish`.*Exchanges\(finish=1\)"):
-        run("finish", lambda *_: Change(), Exclusive.CLASSIFIER, {}, monkeypatch, "sequential")
+        run("finish", lambda *_: Change(), Exclusive.CLASSIFIER, {}, monkeypatch)
 
 
 def test_a_shared_base_class_does_not_merge_its_children() -> None:

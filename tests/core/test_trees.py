@@ -20,11 +20,6 @@ def lists(tree: trees.Tree) -> object:
     }
 
 
-def test_norm_is_that_of_one_vector() -> None:
-    """(1, -2, 2): 3."""
-    assert trees.norm(A).item() == 3.0
-
-
 def test_row_norms_are_the_norms_of_the_rows() -> None:
     stacked = stack([A, B])
     assert trees.row_norms(stacked).tolist() == pytest.approx([3.0, math.sqrt(100 + 400 + 900)])
@@ -42,17 +37,3 @@ def test_norms_of_many_small_numbers_are_exact(n: int) -> None:
     rows[1] *= 2
     assert trees.leaf_row_norms(rows).tolist() == pytest.approx([exact, 2 * exact], rel=1e-6)
     assert trees.norm({"w": rows[0], "b": torch.zeros(3)}).item() == pytest.approx(exact, rel=1e-6)
-
-
-def test_flat_trees_are_combined_where_their_names_meet() -> None:
-    one, two = (
-        {"a": torch.tensor(2.0), "b": torch.tensor(3.0)},
-        {"b": torch.tensor(5.0), "c": torch.tensor(7.0)},
-    )
-    assert lists(trees.combined(torch.mul, one, None, two)) == {"a": 2.0, "b": 15.0, "c": 7.0}
-    assert trees.combined(torch.add, None) == {}
-
-
-def test_select_takes_all_of_one_tree() -> None:
-    assert lists(trees.select(torch.tensor(True), A, B)) == lists(A)
-    assert lists(trees.select(torch.tensor(False), A, B)) == lists(B)

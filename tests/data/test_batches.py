@@ -23,20 +23,13 @@ def test_two_epochs_keep_the_last_short_batch():
     assert found.index[:7].tolist() != found.index[7:].tolist(), "reshuffled"
 
 
-def test_an_epoch_reads_in_the_order_of_a_permutation():
-    rng = stream(0, "batches", 1, 2)
-    assert order().index.tolist() == [*OWN[rng.permutation(7)], *OWN[rng.permutation(7)]]
-    assert OWN.tolist() == sorted(OWN), "a client's own list stays as it is"
-
-
-def test_drop_last_leaves_the_short_batch_of_each_epoch_out():
+def test_a_short_batch_is_left_out_unless_it_is_all_there_is():
     whole, dropped = order(), order(drop_last=True)
     assert dropped.sizes == (3, 3, 3, 3)
     assert dropped.index.tolist() == [*whole.index[:6], *whole.index[7:13]]
-
-
-def test_who_has_less_than_one_batch_keeps_it():
     assert epochs(OWN[:2], 2, 3, stream(0, "batches", 1, 2), drop_last=True).sizes == (2, 2)
+    rng = stream(0, "batches", 1, 2)
+    assert whole.index.tolist() == [*OWN[rng.permutation(7)], *OWN[rng.permutation(7)]]
 
 
 @pytest.mark.parametrize(

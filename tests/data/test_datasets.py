@@ -11,7 +11,7 @@ import torchvision
 from PIL import Image
 
 from fedml_noniid.data.dataset import TENSORS, Dataset, Raw
-from fedml_noniid.data.datasets import load
+from fedml_noniid.data.datasets import load, load_once
 from fedml_noniid.data.readers import images
 from tests.data.reading import refuse
 
@@ -28,16 +28,6 @@ def test_digits(digits):
     assert digits.checksum == "4cd82ee7bccdb1ae43e212ea72020f83393c67d635aafbee40ec8e3f55575a55"
 
 
-def test_normalised(digits):
-    x = digits.normalised("train", "cpu")
-    assert x.dtype == torch.float32 and x.shape == digits.train_x.shape
-    assert torch.allclose(
-        digits.normalised("test"), (digits.test_x.float() - digits.mean[0]) / digits.std[0]
-    )
-    raw = dataclasses.replace(digits, train_x=digits.train_x.float())
-    assert torch.equal(raw.normalised("train"), x) and raw.train_x.max() == 16  # left as it was
-
-
 @pytest.mark.parametrize(
     ("normalise", "wanted", "scale"),
     [("half", [-1, -0.5, 1], 2), ("none", [0, 0.25, 1], 1), ([0.25, 0.5], [-0.5, 0, 1.5], 2)],
@@ -51,38 +41,37 @@ def test_normalise_is_on_the_scale_of_the_unit(normalise, wanted, scale):
     assert found.scale.tolist() == [scale] * 3
 
 
-def test_unknown_names_name_the_nearest():
-    with refuse("data set 'digit' is unknown (did you mean 'digits'?); allowed: digits, mnist, "):
-        load("digit", Path())
-    with refuse("sises is unknown (did you mean 'size'?); allowed: size, normalise, samples"):
-        load("digits", Path(), sises=[8, 8])
-    with refuse("normalise = 'chanel' is refused (did you mean 'channel'?); allowed: channel, ha"):
-        load("digits", Path(), normalise="chanel")
-    with refuse("data set ['digits'] is unknown"):
-        load(["digits"], Path())
-
-
 @pytest.mark.parametrize(
-    "value",
+    ("name", "options", "message"),
     [
-        [0.1],
-        [0.1, 0.3, 0.3],
-        [0.1, 0],
-        [0.1, -0.3],
-        [0.1, "0.3"],
-        [0.1, True],
-        [False, 0.3],
-        [0.1, math.inf],
-        None,
-        0.5,
+        ("digit", {}, "data set 'digit' is unknown (did you mean 'digits'?); allowed: digits, mni"),
+        (["digits"], {}, "data set ['digits'] is unknown"),
+        (
+            "digits",
+            {"sises": [8, 8]},
+            "sises is unknown (did you mean 'size'?); allowed: size, n",
+        ),
+        ("digits", {"normalise": "chanel"}, "normalise = 'chanel' is refused (did you mean 'chan"),
+        ("digits", {"samples": 2000}, "samples = 2000 is refused; allowed: 10 to 1437, all of the"),
+        *[
+            ("digits", {"normalise": value}, "[mean, deviation] of pixels from 0 to 1 with a devia")
+            for value in ([0.1], [0.1, 0], [0.1, "0.3"], [0.1, True], [0.1, math.inf], None, 0.5)
+        ],
     ],
 )
-def test_numbers_that_normalise_does_not_take(value):
-    with refuse(
-        f"normalise = {value!r} is refused",
-        "[mean, deviation] of pixels from 0 to 1 with a deviation above 0",
-    ):
-        load("digits", Path(), normalise=value)
+def test_refused(name, options, message):
+    with refuse(message):
+        load(name, Path(), **options)
+
+
+def test_fewer_training_samples(digits):
+    """The test set stays, the scale is that of what is used, and a note says so."""
+    data = load("digits", Path(), samples=200)
+    assert len(data.train_y) == 200 and torch.equal(data.test_x, digits.test_x)
+    assert data.mean[0] == pytest.approx(data.train_x.double().mean().item())
+    assert data.notes == ("200 of 1437 training samples are used, drawn class by class",)
+    wanted = (digits.test_x.float() - digits.mean[0]) / digits.std[0]
+    assert torch.allclose(digits.normalised("test"), wanted)
 
 
 def test_any_images_are_resized_as_torchvision_does(digits):
@@ -99,16 +88,6 @@ def test_any_images_are_resized_as_torchvision_does(digits):
 
 
 # load
-
-
-def test_fewer_training_samples(digits):
-    """The test set stays, the scale is that of what is used, and a note says so."""
-    found = load("digits", Path(), samples=200)
-    assert len(found.train_y) == 200 and torch.equal(found.test_x, digits.test_x)
-    assert found.mean[0] == pytest.approx(found.train_x.double().mean().item())
-    assert found.notes == ("200 of 1437 training samples are used, drawn class by class",)
-    with refuse("samples = 2000 is refused; allowed: 10 to 1437, all of the training set"):
-        load("digits", Path(), samples=2000)
 
 
 # save and read
@@ -144,3 +123,15 @@ def test_read_refuses_what_is_damaged(digits, tmp_path):
     path.write_bytes(safetensors.torch.save({"other": digits.train_x}, {"shard": "{}"}))
     with refuse(path, "is not a saved data set; the prepare stage writes it"):
         Dataset.read(path)
+
+
+def test_a_check_and_its_stage_read_a_file_once(tmp_path):
+    """The third call reads anew, as does one behind a change of the file or of an option."""
+    file, rows = tmp_path / "a.csv", [f"{i},{i % 2}\n" for i in range(20)]
+    file.write_text("x,y\n" + "".join(rows))
+    options = {"file": "a.csv", "label": "y"}
+    first, second, third = (load_once("table", tmp_path, options) for _ in range(3))
+    assert second is first and third is not first and third.checksum == first.checksum
+    assert load_once("table", tmp_path, options | {"test_share": 0.4}).checksum != first.checksum
+    file.write_text("x,y\n" + "".join(rows[1:]))
+    assert load_once("table", tmp_path, options).checksum != first.checksum

@@ -114,10 +114,8 @@ def test_a_disk_that_takes_nothing(
 def test_a_file_grows_from_where_its_reader_left_it(tmp_path: Path) -> None:
     """What a killed process wrote behind that place is cut off."""
     path = tmp_path / "grown"
-    append(path, 0, b"one")
-    append(path, 3, b" lost")
-    append(path, 3, b" two")
-    assert path.read_bytes() == b"one two"
+    for at, content in ((0, b"one"), (3, b" lost, and more"), (3, b" two")):
+        append(path, at, content)
     with pytest.raises(UserError, match="grown: was cut or replaced while it was in use"):
         append(path, 8, b"x")
     assert path.read_bytes() == b"one two"

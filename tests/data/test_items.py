@@ -65,15 +65,6 @@ def same(data: nd.Data, **arrays: Any) -> None:
     assert data.dataset.inputs == wanted.dataset.inputs
 
 
-def test_pairs() -> None:
-    pairs = Items(lambda i: (torch.tensor(X[i]), i % 2))
-    same(nd.from_dataset(pairs), x=X, y=Y)
-    data = nd.from_dataset(pairs, Items(lambda i: (X[i] + 9, 1 - i % 2), 6), classes=["a", "b"])
-    same(data, x=X, y=Y, test_x=X[:6] + 9, test_y=1 - Y[:6], classes=["a", "b"])
-    images = np.random.default_rng(1).integers(0, 256, (N, 5, 5, 3), np.uint8)
-    same(nd.from_dataset([*zip(images, Y, strict=True)]), x=images, y=Y)
-
-
 def test_dicts_are_inputs_by_name() -> None:
     """Also of a function that returns such a data set."""
     pairs = Items(lambda i: (tokens(i), i % 2))
@@ -87,24 +78,12 @@ def test_dicts_are_inputs_by_name() -> None:
 
 def test_a_table_of_hugging_face() -> None:
     classes = ["no", "yes"]
-    for table in (Table(row), _real()):
-        data = nd.from_dataset(table, label="label", owner="owner")
-        same(data, x=X, y=Y, owner=OWNERS, classes=classes)
+    data = nd.from_dataset(Table(row), label="label", owner="owner")
+    same(data, x=X, y=Y, owner=OWNERS, classes=classes)
     both = nd.from_dataset(Table(row), Table(row, 8), label="label", owner="owner")
     arrays = {"test_x": X[:8], "test_y": Y[:8], "test_owner": OWNERS[:8]}
     same(both, x=X, y=Y, owner=OWNERS, classes=classes, **arrays)
     same(nd.from_dataset(Table(row), label="owner", columns=["x"]), x=X, y=OWNERS)
-
-
-def _real() -> Any:
-    """Hugging Face's own, where it is installed; no part of the project needs it."""
-    try:
-        import datasets
-    except ImportError:
-        return Table(row)
-    kinds = {"x": [datasets.Value("float32")], "owner": datasets.Value("string")}
-    features = datasets.Features(kinds | {"label": datasets.ClassLabel(names=["no", "yes"])})
-    return datasets.Dataset.from_list([row(i) for i in range(N)], features=features)
 
 
 @pytest.mark.parametrize(

@@ -34,25 +34,6 @@ def test_one_level_for_a_whole_image(form: str, n: int, wanted: list[float]) -> 
     assert amounts(form, 0.5, n, (3, 28, 28), COLOUR).tolist() == pytest.approx(wanted)
 
 
-def test_space_of_ten_clients_is_a_grid_of_three_by_three() -> None:
-    """Cells of 28 // 3 = 9 pixels: client 5 is in row 1, column 2; the 28th row and column have no
-    noise."""
-    found = deviations("space", 0.5, 10, (3, 28, 28), COLOUR)
-    wanted = torch.zeros(28, 28, dtype=torch.float64)
-    wanted[9:18, 18:27] = 0.5
-    for channel, scale in enumerate(COLOUR):
-        assert torch.equal(found[5, channel], scale * wanted)
-    covered = (found[:, 0] > 0).sum(0)
-    assert covered[:27, :27].eq(1).all() and covered.sum() == 27 * 27
-    assert bool((found[9] == 0).all()), "the last client is clean"
-    assert amounts("space", 0.5, 10, (3, 28, 28), COLOUR).tolist() == pytest.approx(
-        [0.5 * 81 / 784] * 9 + [0]
-    )
-    oblong = deviations("space", 1.0, 10, (1, 7, 12), torch.tensor([1.0]))[:, 0]  # cells of 2 x 4
-    assert [int(cell.sum()) for cell in oblong] == [8] * 9 + [0]
-    assert bool((oblong[5, 2:4, 8:12] == 1).all())
-
-
 @pytest.mark.parametrize("n", range(18, 27))
 def test_space_is_niid_benchs_grid(n: int) -> None:
     """Its AddGaussianNoise with total = N - 1 and net_id = i, where its cells are of as many pixels
@@ -64,14 +45,6 @@ def test_space_is_niid_benchs_grid(n: int) -> None:
         row, column = int(net_id / size), net_id % size
         mask[row * size : (row + 1) * size, column * size : (column + 1) * size] = 1
         assert np.array_equal(found[net_id], 0.3 * mask * (net_id < n - 1))
-
-
-def test_features_that_are_no_images_have_levels_too() -> None:
-    """Each column has its own scale."""
-    assert deviations("level", 0.5, 2, (2,), torch.tensor([1.0, 3.0])).tolist() == [
-        [0, 0],
-        [0.5, 1.5],
-    ]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -44,13 +42,6 @@ def test_a_client_has_the_name_of_its_only_owner(
 def test_numbers_in_names_are_ordered_as_numbers() -> None:
     names = ["site 10", "a", "site 9", "2", "10"]
     assert [names[k] for k in order_of(names)] == ["2", "10", "a", "site 9", "site 10"]
-
-
-def test_the_file_of_a_data_set_keeps_the_names(tmp_path: Path) -> None:
-    """The checksum is that of the data without names, as trainings do not depend on them."""
-    data_of().save(tmp_path / "named")
-    assert Dataset.read(tmp_path / "named").owner_names == ("Berlin", "Koeln", "Ulm")
-    assert data_of().checksum == data_of(()).checksum
 
 
 @pytest.mark.parametrize("names", [("Ulm", "Bonn"), (12, 3)], ids=["text", "numbers"])

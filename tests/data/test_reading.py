@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.randomness import uniform
-from fedml_noniid.data.reading import Noise, Read, moved, noisy
+from fedml_noniid.data.reading import Noise, Read, moved
 
 KEYS = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -89,31 +89,9 @@ def test_noise_has_the_deviation_of_the_sample() -> None:
         assert seen.std().item() == pytest.approx(std, rel=4 / math.sqrt(2 * 90_000))
 
 
-def test_noise_where_the_mask_is() -> None:
-    std = torch.zeros(1, 2, 4, 4)
-    std[0, :, 1:3, 2:] = 0.5
-    changed = noisy(images(1, 2, 4, 4), std, torch.tensor(1)) != images(1, 2, 4, 4)
-    assert torch.equal(changed, std > 0)
-
-
-def test_each_step_and_each_key_draws_its_own_numbers() -> None:
-    x, of, index = images(50), noise(50, 0.5), torch.arange(50)
-    for augment, samples in ((False, held(x, of)), (True, held(x, None))):
-        found = [reader(key, augment)(samples, index, step) for key in (1, 2) for step in (0, 1)]
-        for i, one in enumerate(found):
-            assert not any(torch.equal(one, other) for other in found[:i])
-
-
 def test_noise_does_not_depend_on_the_crop() -> None:
     """Crops and flips and noise draw from streams of their own, and the noise comes last."""
     x, index = images(4), torch.arange(4)
     crop = reader(7)(held(x, None), index, 0)
     eps = reader(7, False)(held(torch.zeros_like(x), noise(4, 0.5)), index, 0)
     assert torch.equal(reader(7)(held(x, noise(4, 0.5)), index, 0), crop + eps)
-
-
-def test_clean_samples_stay_as_they_are_to_the_bit() -> None:
-    x = torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    seen = reader(3, False)(held(x, noise(4, 0.0, 0.4)), torch.arange(4), 2)
-    assert torch.equal(seen[::2].view(torch.int32), x[::2].view(torch.int32))
-    assert not bool((seen[1::2] == x[1::2]).any())

@@ -26,7 +26,7 @@ from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.reporting import report, text
+from fedml_noniid.pipelines.reporting import report
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.verbs import scenarios
 from tests import federation
@@ -126,75 +126,46 @@ def test_only_the_clients_training_samples_change(digits: Dataset, skews: dict[s
 # --------------------------------------------------------------------------------------------------
 
 
-def test_statistics_name_the_skews(digits: Dataset) -> None:
-    plain, found = (partitioned(digits, settings(skews)) for skews in ({}, LABEL_NOISE | ROTATION))
-    labels = digits.train_y.numpy()
-    assert found.indices.skew.labels is not None and plain.columns == {}
-    pairs = zip(found.indices.clients, found.indices.skew.labels, strict=True)
-    wrong = [float((labels[positions] != own).mean()) for positions, own in pairs]
-    assert found.columns == {"label_noise": wrong, "rotation": [0, 90, 180, 270, 0]}
-    added = found.statistics.keys() - plain.statistics.keys()
-    assert {key: found.statistics[key] for key in added} == {
-        "label_noise_mean": pytest.approx(sum(wrong) / 5),
-        "label_noise_max": max(wrong),
-        "rotations": 4,
-    }
-    assert wrong[0] == 0 < wrong[4]
-
-
 def test_the_table_of_clients_and_the_words_of_a_report(digits: Dataset, tmp_path: Path) -> None:
     """Classes may be called as the columns beside them are."""
     of = settings(LABEL_NOISE | ROTATION | MIXED)
-    place = Workspace.from_environment(tmp_path, {})
+    workspace = Workspace.from_environment(tmp_path, {})
     names = ("noise", "1", "degrees", "3", "4", "drifting", "client", "7", "entropy", "samples")
-    digits = replace(digits, classes=names)
-    digits.save(place.dataset("digits"))
-    partitions(place, of)
-    found = results.table(place.partition("s", 3) / "clients.csv")
-    made = partitioned(digits, of)
-    assert [row["rotation"] for row in found] == ["0", "90", "180", "270", "0"]
-    wanted = made.columns["label_noise"]
-    assert [float(row["label_noise"]) for row in found] == pytest.approx(wanted, abs=1e-6)
-    assert [row["drift"] for row in found] == ["2", "2", "0", "2", "2"]
-    assert results.record(place.partition("s", 3) / "statistics.json")["drifting"] == 4
+    data = replace(digits, classes=names)
+    data.save(workspace.dataset("digits"))
+    partitions(workspace, of)
+    made = partitioned(data, of)
+    labels = made.indices.skew.labels
+    assert labels is not None
+    wrong = [
+        float((digits.train_y.numpy()[positions] != own).mean())
+        for positions, own in zip(made.indices.clients, labels, strict=True)
+    ]
+    table = results.table(workspace.partition("s", 3) / "clients.csv")
+    assert [float(row["label_noise"]) for row in table] == pytest.approx(wrong, abs=1e-6)
+    assert [row["rotation"] for row in table] == ["0", "90", "180", "270", "0"]
+    assert [row["drift"] for row in table] == ["2", "2", "0", "2", "2"]
+    wanted = {"label_noise_mean": pytest.approx(sum(wrong) / 5), "label_noise_max": max(wrong)}
+    wanted |= {"rotations": 4, "drifting": 4}
+    statistics = results.record(workspace.partition("s", 3) / "statistics.json")
+    assert {key: made.statistics[key] for key in wanted} == wanted and statistics["drifting"] == 4
+    noise = "label_noise (rate 0.4, form level, kind symmetric)"
+    turned = "rotation (degrees [0, 90, 180, 270])"
+    drifts = "drift (at 2, swap [[1, 7], [3, 4], []], kind sudden)"
     about = report._about(tmp_path, of.scenarios["s"], "s-3")
-    assert "labels of the clients are wrong (level label noise, rate 0.4, symmetric)" in about
-    assert "one angle (images rotated by 0, 90, 180, 270 degrees)" in about
-    drifts = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
-    assert f"labels change with the round ({drifts})" in about
-    held = sorted((made.counts > 0).sum(1).tolist())
-    assert f" training samples of {text.span(held)} classes" in about, "the round is no class"
-    assert "bits on average (3.32: all classes alike" in about, "log2 of 10"
-    words = ", level label noise, rate 0.4, symmetric, images rotated by 0, 90, 180, 270 degrees"
-    assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0){words}, {drifts}"
-
-
-def test_from_python_as_from_a_file(digits: Dataset) -> None:
-    given: dict[str, Any] = {
-        "alpha": 1.0,
-        "seed": 3,
-        "validation": 0.1,
-        "public": 40,
-        **LABEL_NOISE,
-        **ROTATION,
-        **MIXED,
-    }
-    split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
-    wanted = partitioned(digits, settings(LABEL_NOISE | ROTATION | MIXED))
-    assert split.indices.content == wanted.indices.content
-    assert "degrees" not in repr(split), "only the partition's own options are named"
-    with pytest.raises(
-        UserError,
-        match=r"partition: rotation.degrees\[0\] = 45 is refused; allowed: 0, 90, 180, 270",
-    ):
-        nd.partition(nd.load("digits"), "iid", 5, rotation={"degrees": [45]})
+    assert noise in about and turned in about and drifts in about
+    described = f"dirichlet (alpha 1.0), {noise}, {turned}, {drifts}"
+    assert scenarios.described(of.scenarios["s"]) == described
+    options = {"alpha": 1.0, "seed": 3, "validation": 0.1, "public": 40}
+    split = nd.partition(
+        nd.load("digits"), "dirichlet", 5, **options, **LABEL_NOISE, **ROTATION, **MIXED
+    )
+    assert split.indices.content == made.indices.content, "from Python as from a file"
     with pytest.raises(UserError, match="drift: labels change until round 2; allowed: until 1"):
         nd.run("fedavg", split, rounds=1)
 
 
-@pytest.mark.parametrize(
-    "skews", [{}, LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION | MIXED], ids="+".join
-)
+@pytest.mark.parametrize("skews", [{}, LABEL_NOISE | ROTATION | MIXED], ids="+".join)
 def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
     wanted = partitioned(digits, settings(skews)).indices
     path = tmp_path / INDICES
@@ -247,8 +218,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, key: str, value: object, mess
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("skews", [LABEL_NOISE | ROTATION, MIXED, RECURRENT], ids="+".join)
-@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "centralised"])
+@pytest.mark.parametrize(
+    ("skews", "recipe"),
+    [(LABEL_NOISE | ROTATION, "scaffold+fnr"), (MIXED, "fedavg"), (RECURRENT, "centralised")],
+)
 def test_engines_agree(digits: Dataset, skews: dict[str, Any], recipe: str) -> None:
     engines = ("sequential", "vectorized")
     a, b = (run(digits, skews, recipe, engine=engine, rounds=3) for engine in engines)
@@ -258,8 +231,10 @@ def test_engines_agree(digits: Dataset, skews: dict[str, Any], recipe: str) -> N
     assert not federation.equal_models(a, run(digits, {}, recipe, engine=engines[0], rounds=3))
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "centralised"])
+@pytest.mark.parametrize(
+    ("recipe", "engine"),
+    [("fedavg", "vectorized"), ("scaffold+fnr", "sequential"), ("centralised", "vectorized")],
+)
 def test_neutral_values_equal_none_to_the_bit(digits: Dataset, recipe: str, engine: str) -> None:
     assert federation.equal(
         run(digits, NEUTRAL, recipe, engine=engine), run(digits, {}, recipe, engine=engine)
@@ -281,54 +256,22 @@ def test_neutral_values_equal_none_to_the_bit(digits: Dataset, recipe: str, engi
             "kind = 'pairs' is unknown (did you mean 'pair'?); allowed: ",
         ),
         (
-            {"label_noise": {"rate": 0.1, "form": "space"}},
-            "form = 'space' is unknown; allowed: equal, level",
-        ),
-        (
-            {"label_noise": {"rat": 0.1, "rate": 0.1}},
-            "scenarios.s.label_noise.rat is unknown (did you mean 'rate'?); allowed: rate, ",
-        ),
-        ({"label_noise": 0.2}, "scenarios.s.label_noise = 0.2 is refused"),
-        (
-            {"rotation": {"degrees": [0, 30]}},
-            ("scenarios.s.rotation.degrees[1] = 30 is refused"),
-        ),
-        (
-            {"rotation": {"degrees": [90, False]}},
-            "rotation.degrees[1] = false is refused; allowed: 0, 90, 180, 270",
-        ),
-        (
             {"rotation": {"degrees": []}},
             "rotation.degrees = [] is refused; allowed: at least 1 of them",
-        ),
-        ({"rotation": {"degrees": 90}}, "scenarios.s.rotation.degrees = 90 is refused"),
-        (
-            {"rotation": {"groups": 4, "degrees": [0]}},
-            "scenarios.s.rotation.groups is unknown; allowed: degrees",
         ),
         (
             {"rotation": {"degrees": [0] * 6}},
             "degrees = [0, 0, 0, 0, 0, 0] is refused; allowed: at most one per client",
         ),
         ({"drift": {"swap": [[1, 7]]}}, "scenarios.s.drift.at is missing"),
-        ({"drift": {"at": 2}}, "scenarios.s.drift.swap is missing"),
         ({"drift": {"at": 0, "swap": [[1, 7]]}}, "scenarios.s.drift.at = 0 is refused"),
         (
             {"drift": {"at": 2, "swap": []}},
             "drift.swap = [] is refused; allowed: pairs of two classes such as [[1, 2], ",
         ),
-        ({"drift": {"at": 2, "swap": [[]]}}, "drift.swap = [[]] is refused; allowed: pairs"),
-        (
-            {"drift": {"at": 2, "swap": [[1, 2, 3]]}},
-            "drift.swap = [[1, 2, 3]] is refused; allowed: pairs",
-        ),
         (
             {"drift": {"at": 2, "swap": [[1, 1]]}},
             "drift.swap = [[1, 1]] is refused; allowed: pairs",
-        ),
-        (
-            {"drift": {"at": 2, "swap": [7]}},
-            "scenarios.s.drift.swap[0] = 7 is refused; allowed: a list",
         ),
         (
             {"drift": {"at": 2, "swap": [[1, 7]] * 6}},
@@ -346,15 +289,6 @@ def test_neutral_values_equal_none_to_the_bit(digits: Dataset, recipe: str, engi
             {"drift": {"at": 2, "swap": [[1, 7]], "kind": "recurrent"}},
             "drift.every = null is refused; allowed: a number of rounds",
         ),
-        (
-            {"drift": {"at": 2, "swap": [[1, 7]], "kind": "recurrent", "every": 0}},
-            "scenarios.s.drift.every = 0 is refused",
-        ),
-        (
-            {"drift": {"at": 2, "swop": [[1, 7]], "swap": [[1, 7]]}},
-            "scenarios.s.drift.swop is unknown (did you mean 'swap'?); allowed: at",
-        ),
-        ({"drift": 2}, "scenarios.s.drift = 2 is refused"),
         (
             {"rotaton": {"degrees": [0]}},
             "scenarios.s.rotaton is unknown (did you mean 'rotation'?)",

@@ -14,26 +14,6 @@ from hypothesis import strategies as st
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.text import GLOVE, PAD, WIDTH, embedding, encode, tokenise, vocabulary
 
-
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
-        # The example in torchtext's documentation of get_tokenizer.
-        ("You can now install TorchText using pip!", "you can now install torchtext using pip !"),
-        ("is upset that he can't...", "is upset that he can ' t . . ."),
-        ('She said "Hi" (twice), why?', "she said hi ( twice ) , why ?"),
-        ("a<br />b;c:d", "a b c d"),
-        ("@User #Fail http://x.y/z &quot;ok&quot;", "@user #fail http //x . y/z &quot ok&quot"),
-        ("CAFÉ\u00a0au\tlait\n", "café au lait"),
-        ('<b"r />x', "x"),  # quotes go first
-        ("a-b_c/d*e", "a-b_c/d*e"),
-        (' "";: ', ""),
-    ],
-)
-def test_tokens(text: str, tokens: str) -> None:
-    assert tokenise(text) == tokens.split()
-
-
 # torchtext's documentation of basic_english, in its order: what is replaced by what.
 DOCUMENTED = [
     ("'", " '  "),
@@ -97,16 +77,12 @@ def test_without_a_file_vectors_are_drawn_and_the_note_says_so(tmp_path: Path) -
     assert found[1:].mean().item() == pytest.approx(0, abs=0.01)
     assert found[1:].std().item() == pytest.approx(1, abs=0.01)
     assert "drawn at random" in note and GLOVE in note
-
-
-def test_vectors_of_a_file(tmp_path: Path) -> None:
-    """Two words found, with +0.5 and -0.5: a deviation of 0.5 also for what is drawn."""
+    # Two words with +0.5 and -0.5: a deviation of 0.5 also for what is drawn.
     glove(tmp_path, [("a", 9), ("naïve", -0.5), ("the", 0.5), ("<unk>", 7)])
-    found, note = embedding(WORDS, tmp_path)
-    assert found[2].tolist() == [0.5] * WIDTH and found[3].tolist() == [-0.5] * WIDTH
-    assert found[PAD].abs().max() == 0
+    vectors, note = embedding(WORDS, tmp_path)
+    assert vectors[2].tolist() == [0.5] * WIDTH and vectors[3].tolist() == [-0.5] * WIDTH
     drawn, _ = embedding(WORDS, tmp_path / "nowhere")
-    assert torch.allclose(found[[1, 4]], 0.5 * drawn[[1, 4]])
+    assert torch.allclose(vectors[[1, 4]], 0.5 * drawn[[1, 4]])
     assert "2 of 3 words found" in note and GLOVE in note
 
 

@@ -50,11 +50,6 @@ def of_inputs(rows: Rows) -> nd.Data:
     return nd.from_arrays(x, Y[rows], owner=np.arange(80)[rows] % 4)
 
 
-def of_items(rows: Rows) -> nd.Data:
-    items = [{"x": X[i], "y": Y[i], "site": OWNER[i]} for i in np.flatnonzero(rows)]
-    return nd.from_dataset(items, label="y", owner="site")
-
-
 def of_reader(rows: Rows) -> nd.Data:
     def read(*, scale: float) -> dict[str, Any]:
         return {"x": scale * X[rows], "y": Y[rows], "owner": OWNER[rows]}
@@ -67,7 +62,7 @@ def of_texts(rows: Rows) -> nd.Data:
     return nd.from_texts(frame, text="text", label="mood", owner="site", length=4)
 
 
-FORMS = [of_arrays, of_names, of_two_parts, of_inputs, of_items, of_reader, of_texts]
+FORMS = [of_arrays, of_names, of_two_parts, of_inputs, of_reader, of_texts]
 
 
 @pytest.mark.parametrize("form", FORMS)

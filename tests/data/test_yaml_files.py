@@ -32,8 +32,7 @@ CASES = {
         b"a:\n\tb: 1\n",
         ": line 2: is not YAML (while scanning for the next token; found character '\\t' that",
     ),
-    "brackets": (b"a: " + b"[" * 5000 + b"]" * 5000, ": is nested too deeply; allowed: 50 levels"),
-    "braces": (b"{a: " * 5000 + b"1" + b"}" * 5000, ": is nested too deeply; allowed: 50 levels"),
+    "brackets": (b"a: " + b"[" * 900 + b"]" * 900, ": is nested too deeply; allowed: 50 levels"),
     "sixty levels": (b"[" * 60 + b"]" * 60, ": is not YAML (is nested too deeply; allowed: 50"),
     "digits": (b"a: " + b"9" * 5000, ": is not YAML (Exceeds the limit (4300 digits)"),
     "bits": (

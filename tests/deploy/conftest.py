@@ -11,6 +11,7 @@ import pytest
 
 from fedml_noniid import own_code
 from fedml_noniid.credentials.authority import make
+from fedml_noniid.deploy import silo_client
 from fedml_noniid.deploy.coordinator import Coordinator
 from fedml_noniid.deploy.settings import CommArgs
 from fedml_noniid.deploy.silo_server import SiloServer
@@ -21,6 +22,13 @@ from tests.deploy.federation_server import Idle, address
 def _any_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a silo's policy lets this process import is forgotten after the test."""
     monkeypatch.setattr(own_code, "_only", None)
+
+
+@pytest.fixture(autouse=True)
+def asking_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silo in this process that was refused asks again at once, not after 0.2 to 5 seconds."""
+    monkeypatch.setattr(silo_client, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(silo_client, "LONGEST_PAUSE_S", 0.1)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,9 +21,12 @@ import torch
 
 from benchmarks.attacks import outcome, read
 from fedml_noniid.core.errors import UserError
+from fedml_noniid.core.trees import Params
 from fedml_noniid.credentials.certificates import Kit
+from fedml_noniid.data.shards import Parts
 from fedml_noniid.deploy import settings, wire
 from fedml_noniid.deploy.coordinator import Coordinator
+from fedml_noniid.deploy.results import RunFile
 from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.deploy.settings import CommArgs
 from fedml_noniid.deploy.silo import Silo
@@ -30,8 +34,11 @@ from fedml_noniid.deploy.silo_client import SiloClient, channel
 from fedml_noniid.deploy.silo_server import SiloServer
 from fedml_noniid.deploy.stream import SERVICE
 from fedml_noniid.engines.packing import flatten
+from fedml_noniid.governance.secure.silo import SecureSilo
+from fedml_noniid.processes import loopback
 from tests.deploy import world
 
+Answered = Callable[[wire.Down], wire.Up]
 LONG = 60.0  # seconds until a test gives up; never reached where the code is right
 METHODS = ("Session", "Status")
 
@@ -96,9 +103,9 @@ class Stream:
         return "ok"
 
 
-def hello_of(study: str = "study", samples: int = 17) -> wire.Hello:
+def hello_of(samples: int = 17) -> wire.Hello:
     """What an honest silo says first."""
-    return wire.Hello(session=secrets.token_hex(8), study=study, samples=samples)
+    return wire.Hello(session=secrets.token_hex(8), study="study", samples=samples)
 
 
 class Idle(NamedTuple):
@@ -127,39 +134,53 @@ def sent(line: grpc.Channel, method: str, *messages: bytes) -> str:
     return "ok"
 
 
+# (client, message) -> None, or whether the process that is lost now is started again
+Lose = Callable[[int, wire.Down], bool | None]
+Change = Callable[[int, Params], Params]  # what a silo sends in place of its answer
+
+
+class LostError(Exception):
+    """A silo's process ends; its argument: and is started again."""
+
+
 class Federation:
-    """A server, and silos that do as they should. The other silos are a test's own."""
+    """A server and silos, each in a thread, as `noniid deploy` runs them without FedML.
+
+    A test may lose silos, or change what they send. Silos that are not `honest` are a test's own.
+    """
 
     def __init__(
         self,
         kits: Path,
-        silos: int,
-        honest: Collection[int],
-        rounds: int,
-        recipe: str = "fedavg",
-        **comm: object,
+        deployment: settings.Deployment,
+        folder: Path | None = None,
+        data: Parts | None = None,
+        honest: Collection[int] | None = None,
     ) -> None:
-        self.kits, self.honest, self.data = kits, honest, world.parts()
+        """`folder`: of checkpoint and memories; secure sums need it."""
+        self.kits, self.deployment, self.folder = kits, deployment, folder
+        self.data = data or world.parts()
         # A silo that was told "stop" waits for the server; here none comes again.
-        self.comm = CommArgs(**{"server": address(), "lost_s": 3.0} | comm)
-        args = world.args(recipe, {}, False)
-        args.rounds, args.client_num_in_total, args.client_num_per_round = rounds, silos, silos
-        self.terms = settings.terms(
-            settings.from_args(args), recipe, world.network(False), self.data.public
-        )
-        self.server_run = ServerRun(self.terms, world.shards_of(self.data)[0])
-        self.coordinator = Coordinator(self.comm, silos, self.terms.fingerprint, "this run")
+        own = {"server": address(), "lost_s": 3.0}
+        self.comm = deployment.comm_args.model_copy(update=own)
+        network = deployment.network((1, 4, 4), world.CLASSES, None)
+        recipe, self.shards = deployment.train_args.recipe, world.shards_of(self.data)
+        self.terms = settings.terms(deployment, recipe, network, self.data.public)
+        file = folder and RunFile(folder / "checkpoint.safetensors", "this run")
+        self.server_run = ServerRun(self.terms, self.shards[0], file=file)
+        self.coordinator = Coordinator(self.comm, self.terms.silos, "study", "this run")
         self.silo_server = SiloServer(self.comm, kits / "0", self.coordinator)
         self.error: UserError | None = None
         self.go = threading.Event()  # honest silos answer while it is set
         self.go.set()
         self.calls: dict[int, SiloClient] = {}  # of the honest silos
-        self.uploads: dict[int, wire.Up] = {}  # the last of each honest silo
-        self._threads = [threading.Thread(target=self._serve, name="server", daemon=True)]
-        self._threads += [
-            threading.Thread(target=self._silo, args=(k,), name=f"silo {k}", daemon=True)
-            for k in honest
-        ]
+        self.asked: list[wire.Down] = []
+        self.sent: list[Params] = []  # what left the silos
+        self.lose: Lose = lambda *_: None
+        self.changed: Change = lambda client, leaves: leaves
+        silos = range(self.terms.silos) if honest is None else honest
+        targets = [self._serve, *(partial(self._silo, k) for k in silos)]
+        self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
 
     def __enter__(self) -> Federation:
         self.silo_server.__enter__()
@@ -175,6 +196,22 @@ class Federation:
         for thread in self._threads[1:]:
             thread.join(LONG)
 
+    def run(self) -> str:
+        """SHA-256 of the final weights. Raises UserError."""
+        with self:
+            assert self.ended()
+        if self.error is not None:
+            raise self.error
+        return self.digest()
+
+    def digest(self) -> str:
+        """SHA-256 of the weights, once the run is over."""
+        return world.digest(self.server_run.loop.outcome)
+
+    def simulated(self) -> str:
+        """SHA-256 of the weights of a simulation in which the same silos were missing."""
+        return loopback.simulate(self.deployment, self.data, self.server_run.missing)
+
     def ended(self) -> bool:
         """Waits for the end of the run; False if it does not come."""
         self._threads[0].join(LONG)
@@ -185,12 +222,16 @@ class Federation:
         return channel(self.comm, Kit.read(self.kits / str(rank), rank))
 
     def answer(self, **leaves: object) -> dict[str, torch.Tensor]:
-        """A good answer to the open exchange but for `leaves`; None drops one."""
-        schema = flatten(self.server_run.schema)
-        good = {key: torch.zeros_like(leaf) for key, leaf in schema.items()}
-        steps = torch.tensor(float(self.terms.plan.steps(np.array(17))))
-        found = good | {"n": torch.tensor(17), "steps": steps} | leaves
-        return {key: leaf for key, leaf in found.items() if leaf is not None}
+        """A good answer to the open exchange but for `leaves`; None drops one, and a number fills
+        one."""
+        good = {"n": 17, "steps": float(self.terms.plan.steps(np.array(17)))}
+        schema, changed = flatten(self.server_run.schema), good | leaves
+        zeros = {key: torch.zeros_like(leaf) for key, leaf in schema.items()}
+        for key, leaf in changed.items():
+            zeros[key] = (
+                torch.full_like(schema[key], leaf) if isinstance(leaf, int | float) else leaf
+            )
+        return {key: leaf for key, leaf in zeros.items() if leaf is not None}
 
     def _serve(self) -> None:
         try:
@@ -199,23 +240,46 @@ class Federation:
             self.error = error
 
     def _silo(self, client: int) -> None:
-        shard = world.shards_of(self.data)[client + 1]
-        silo, n = Silo(self.terms, client, shard), len(shard.parts["train"].y)
-
-        def answered(down: wire.Down) -> wire.Up:
-            self.go.wait(LONG)
-            down = down._replace(terms=self.terms.fingerprint)
-            self.uploads[client] = wire.up(client, down.exchange, silo.answer(down))
-            return self.uploads[client]
-
-        kit = self.kits / str(client + 1)
         # The server's own error says more than "the server ended the run".
-        with (
-            suppress(UserError),
-            SiloClient(self.comm, kit, client, hello_of(self.terms.fingerprint, n)) as calls,
-        ):
-            self.calls[client] = calls
-            calls.serve(answered)
+        with suppress(UserError):
+            while self._lost(client):
+                pass
+
+    def _lost(self, client: int) -> bool:
+        """Runs a silo's process; whether it is lost, and is started again."""
+        shard, kit = self.shards[client + 1], self.kits / str(client + 1)
+        n = len(shard.parts["train"].y) + round(self.terms.algorithm.needs.shared * shard.n_public)
+        try:
+            with SiloClient(self.comm, kit, client, hello_of(n)) as calls:
+                self.calls[client] = calls
+                calls.serve(partial(self._answered, client, self._answering(client, kit)))
+        except LostError as lost:
+            return lost.args[0]
+        return False
+
+    def _answering(self, client: int, kit: Path) -> Answered:
+        memory = self.folder and self.folder / f"silo-{client}.safetensors"
+        file = memory and RunFile(memory, "this run")
+        silo = Silo(self.terms, client, self.shards[client + 1], file)
+
+        def own(down: wire.Down) -> wire.Up:
+            down = down._replace(terms=self.terms.fingerprint)
+            return wire.up(client, down.exchange, silo.answer(down))
+
+        if not self.terms.secure_sums:
+            return own
+        sums, names = memory.with_suffix(".sums"), ("this run", "study")
+        return SecureSilo(own, self.terms, client + 1, kit, names, sums).answered
+
+    def _answered(self, client: int, inner: Answered, down: wire.Down) -> wire.Up:
+        self.go.wait(LONG)
+        self.asked.append(down)
+        if (again := self.lose(client, down)) is not None:
+            raise LostError(again)
+        up = inner(down)
+        up["leaves"] = self.changed(client, up["leaves"])
+        self.sent.append(up["leaves"])
+        return up
 
 
 class Traitor:
@@ -224,7 +288,7 @@ class Traitor:
     def __init__(self, federation: Federation, client: int) -> None:
         self.federation, self.client = federation, client
         self.line = federation.line(client + 1)
-        self.hello = hello(federation.terms.fingerprint, session=secrets.token_hex(8))
+        self.hello = hello(session=secrets.token_hex(8))
         self._exchange: int | None = None  # the one that it was asked to answer
         self.stream: Stream | None = None
         self.over = False  # the run
@@ -251,9 +315,9 @@ class Traitor:
         if self._exchange is None and not self.over:
             task = stream.read(wire.Task)
             self.over = task.kind != "ask"
+            self._exchange = None if self.over else task.exchange
             if self.over:
                 stream.call.cancel()
-            self._exchange = None if self.over else task.exchange
         return self._exchange
 
     def fail(self) -> int | None:
@@ -269,18 +333,17 @@ class Traitor:
         """Sends frames in place of the answer to the open exchange; what becomes of them."""
         exchange, stream, state = self.task(), self.join(), self.federation.coordinator
         stream.send(*frames)
+        self._exchange = None
         while stream.call.is_active():
             with state._lock:
-                down, answered = state._down, self.client in state._answers
-            over = state._ending is not None or (down is not None and down.exchange != exchange)
+                over = state._ending or (state._down and state._down.exchange != exchange)
+                answered = self.client in state._answers
             if answered and not over:
-                self._exchange = None
                 return "ok"
             if over:  # the next message comes, or the refusal
                 break
             threading.Event().wait(0.005)
         try:
-            self._exchange = None
             self.task()
         except grpc.RpcError as error:
             self.stream = None

@@ -14,27 +14,22 @@ import json
 import os
 import pickle
 import random
-import shutil
-import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import psutil
 import pytest
-import torch
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc._cython import cygrpc
 
 from benchmarks.attacks import outcome
-from fedml_noniid.core.component import Ask
 from fedml_noniid.credentials import authority, certificates
 from fedml_noniid.credentials.certificates import Kit
 from fedml_noniid.deploy import silo_client, silo_server, wire
@@ -43,7 +38,7 @@ from fedml_noniid.deploy.exit_codes import LostError
 from fedml_noniid.deploy.settings import CommArgs
 from fedml_noniid.deploy.silo_client import SiloClient
 from fedml_noniid.deploy.silo_server import SiloServer
-from fedml_noniid.deploy.stream import KEEPALIVE, SERVICE
+from fedml_noniid.deploy.stream import SERVICE
 from tests.deploy import world
 from tests.deploy.federation_server import (
     LONG,
@@ -58,6 +53,7 @@ from tests.deploy.federation_server import (
     hello_of,
     sent,
 )
+from tests.processes import until
 
 ROUNDS = 40
 HOUR = datetime.timedelta(hours=1)
@@ -86,39 +82,34 @@ def payload(place: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def running(all_kits: Path, place: Path) -> Iterator[tuple[Federation, Traitor, float]]:
-    """(federation, traitor, memory before the attacks). Its end is checked."""
+def traitor(all_kits: Path, place: Path) -> Iterator[Traitor]:
+    """In a federation whose end is checked."""
     with pytest.MonkeyPatch.context() as patch:
         # The traitor sends more than its share. The test of the limit sets it again.
         patch.setattr(silo_server, "MAX_CALLS", 1e9)
         patch.setattr(silo_server, "CALLS_PER_S", 1e9)
-        federation = Federation(all_kits, 4, (0, 1, 2), ROUNDS, quorum=3, deadline_s=600.0)
+        comm = {"quorum": 3, "deadline_s": 600.0}
+        deployment = world.deployment("fedavg", ROUNDS, comm, client_num_in_total=4)
+        federation = Federation(all_kits, deployment, honest=(0, 1, 2))
         with federation, Traitor(federation, 3) as traitor:
             traitor.task()
             before = psutil.Process().memory_info().rss
-            yield federation, traitor, before
+            yield traitor
             unharmed(federation, traitor, before, place)
 
 
 @pytest.fixture
-def federation(running) -> Federation:
-    return running[0]
-
-
-@pytest.fixture
-def traitor(running) -> Traitor:
-    return running[1]
+def federation(traitor) -> Federation:
+    return traitor.federation
 
 
 def unharmed(federation: Federation, traitor: Traitor, before: float, place: Path) -> None:
     """The server still answers, and the run ends with the bits of the undisturbed simulation."""
-    if traitor.task() is not None:
-        assert silo_client.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
     while traitor.task() is not None:
+        assert silo_client.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
         traitor.fail()
-    assert federation.ended()
-    assert federation.error is None
-    expected = world.simulated("fedavg", {}, False, rounds=ROUNDS)
+    assert federation.ended() and federation.error is None
+    expected = world.simulated("fedavg", {}, True, rounds=ROUNDS)
     assert world.digest(federation.server_run.loop.outcome) == world.digest(expected)
     assert not (place / "executed").exists()
     assert psutil.Process().memory_info().rss - before < GROWTH
@@ -139,8 +130,7 @@ def signed(
 ) -> tuple[bytes, bytes]:
     """(key, certificate) of this name, by the CA of the kits, valid between these times from
     now."""
-    ca, key = authority._CA.read(kits), ec.generate_private_key(ec.SECP256R1())
-    now = datetime.datetime.now(datetime.UTC)
+    ca, key, now = authority._CA.read(kits), authority.new_key(), certificates.now()
     builder = x509.CertificateBuilder(
         issuer_name=ca.certificate.subject,
         subject_name=authority.subject(name),
@@ -196,34 +186,27 @@ def test_a_silo_may_not_ask_for_the_status_and_the_server_s_kit_is_no_silo(feder
         assert sent(line, "Session", traitor.hello) == "call"
 
 
-def test_a_silo_that_poses_as_the_server_gets_nothing_from_a_silo(federation, all_kits):
+def test_a_silo_that_poses_as_the_server_gets_nothing_from_a_silo(all_kits):
     """A thief has the kit of silo 2 and listens at the server's address."""
     own, heard = certificates.Kit.read(all_kits / "2", 2), []
-
-    class Handler(grpc.GenericRpcHandler):
-        def service(self, details):
-            heard.append(details.method)
-
-    server = grpc.server(ThreadPoolExecutor(2, "impostor"), handlers=[Handler()])
-    port = server.add_secure_port(
-        "127.0.0.1:0", grpc.ssl_server_credentials([(own.key, own.certificate)], own.ca, True)
-    )
+    handler = SimpleNamespace(service=lambda details: heard.append(details.method))
+    server = grpc.server(ThreadPoolExecutor(2, "impostor"), handlers=[handler])
+    credentials = grpc.ssl_server_credentials([(own.key, own.certificate)], own.ca, True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
-    try:
-        comm = CommArgs(server=f"127.0.0.1:{port}", lost_s=0.5)
-        silo = SiloClient(comm, all_kits / "1", 0, hello_of(federation.terms.fingerprint))
-        with pytest.raises(LostError, match="has no certificate of this federation"):
-            silo.__enter__()
-        silo.__exit__()
-        assert heard == []
-    finally:
-        server.stop(None).wait(LONG)
+    silo = SiloClient(
+        CommArgs(server=f"127.0.0.1:{port}", lost_s=0.5), all_kits / "1", 0, hello_of()
+    )
+    with pytest.raises(LostError, match="has no certificate of this federation"):
+        silo.__enter__()
+    silo.__exit__()
+    server.stop(None).wait(LONG)
+    assert heard == []
 
 
-def test_a_revoked_certificate_ends_living_streams_and_opens_none(all_kits, tmp_path, monkeypatch):
+def test_a_revoked_certificate_ends_living_streams_and_opens_none(kits, monkeypatch):
     """The task that comes after the revocation does not go out."""
     monkeypatch.setattr(silo_server, "RECHECK_S", 0.05)
-    kits = Path(shutil.copytree(all_kits, tmp_path / "kits"))
     comm = CommArgs(server=address())
     coordinator = Coordinator(comm, 2, "study", "run")
     with (
@@ -236,20 +219,6 @@ def test_a_revoked_certificate_ends_living_streams_and_opens_none(all_kits, tmp_
         assert sent(living, "Session", hello(session="next")) == "certificate"
         assert stream.outcome() == "certificate"
         assert coordinator.status()["there"] == []  # so the server does not wait for this silo
-        with silo_client.channel(comm, Kit.read(kits / "1", 1)) as line:
-            assert sent(line, "Session", hello()) == "certificate"
-
-
-def test_no_task_goes_to_a_silo_that_was_revoked_while_it_waited(idle):
-    """The next look at all streams is seconds away."""
-    with idle.line(1) as line:
-        stream = Stream(line, hello())
-        stream.read(wire.Welcome)
-        authority.revoke(idle.kits, 1)
-        down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
-        asking = partial(idle.coordinator.ask, down, {}, lambda up, *_: up["leaves"])
-        threading.Thread(target=asking, daemon=True).start()
-        assert stream.outcome() == "certificate"
 
 
 # Identity
@@ -259,13 +228,12 @@ def test_a_silo_can_not_speak_for_another(federation, traitor):
     """The certificate says who calls; another's session does not help."""
     named = framed(json.loads(traitor.hello) | {"client": 0})
     assert sent(traitor.line, "Session", named) == "malformed"
-    exchange = traitor.task()
-    stolen = hello(federation.terms.fingerprint, session=federation.calls[0]._hello.session)
+    traitor.task()
+    stolen = hello(session=federation.calls[0]._hello.session)
     assert sent(traitor.line, "Session", stolen) == "ok"  # it has replaced itself, and nobody else
     assert traitor.stream.outcome() == "replaced"
-    traitor.stream = None
-    traitor.hello = hello(federation.terms.fingerprint, session="next")
-    assert traitor.task() == exchange
+    traitor.stream, traitor.hello = None, hello(session="next")
+    traitor.task()
     assert federation.coordinator.status()["there"] == [0, 1, 2, 3]
 
 
@@ -287,24 +255,9 @@ def test_an_answer_to_another_exchange_is_refused(federation, traitor, values, r
     assert traitor.answer(*body(federation.answer()), **values) == refusal
 
 
-def wait_for_upload(federation: Federation, client: int, exchange: int) -> wire.Up:
-    """The answer of an honest silo, once the server has it."""
-    end = time.monotonic() + LONG
-    while client not in federation.coordinator._answers:
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    assert federation.uploads[client]["exchange"] == exchange
-    return federation.uploads[client]
-
-
-@pytest.mark.parametrize("samples", [71, 10**7, 10**9, 0, -1, 1 << 62])
-def test_more_samples_than_the_study_names_are_refused(federation, traitor, samples):
-    """Also if the silo has named as many when it came."""
-    traitor.hello = hello(federation.terms.fingerprint, samples, f"with {samples}")
-    traitor.task()
-    refusal = traitor.upload(federation.answer(n=torch.tensor(samples)))
-    assert refusal == ("samples" if 1 <= samples <= 2**30 else "range")
-    assert traitor.task() is not None
+def wait_for_uploads(federation: Federation) -> None:
+    """Until the server has the answers of the honest silos."""
+    until(lambda: {0, 1, 2} <= federation.coordinator._answers.keys(), "the answers")
 
 
 # Pickle and garbage
@@ -395,28 +348,23 @@ def test_a_frame_over_the_limit_is_not_taken(federation, traitor):
 
 
 def test_a_flood_of_one_silo_does_not_stop_the_others(federation, traitor, monkeypatch):
-    """2,000 calls of the traitor as fast as possible, while the others answer."""
-    before = traitor.task()
-    for client in range(3):
-        wait_for_upload(federation, client, before)
+    """1,000 calls of the traitor as fast as possible, while the others answer."""
+    traitor.task()
+    wait_for_uploads(federation)
     federation.go.clear()
     opened = traitor.fail()
-    with monkeypatch.context() as patch:
-        patch.setattr(silo_server, "MAX_CALLS", 20.0)
-        patch.setattr(silo_server, "CALLS_PER_S", 2.0)
-        call = traitor.line.unary_unary(f"/{SERVICE}/Session")
-        codes: list[str] = []
-        for i in range(40):
-            calls = [call.future(hello("other terms"), timeout=LONG) for _ in range(50)]
-            if i == 10:
-                federation.go.set()
-            codes += [outcome(each.exception()) for each in calls]
-        for client in range(3):
-            wait_for_upload(federation, client, opened)
-    assert len(codes) == 2000
+    monkeypatch.setattr(silo_server, "MAX_CALLS", 20.0)
+    monkeypatch.setattr(silo_server, "CALLS_PER_S", 2.0)
+    call, codes = traitor.line.unary_unary(f"/{SERVICE}/Session"), Counter[str]()
+    for i in range(20):
+        calls = [call.future(hello("other terms"), timeout=LONG) for _ in range(50)]
+        if i == 5:
+            federation.go.set()
+        codes.update(outcome(each.exception()) for each in calls)
+    wait_for_uploads(federation)
     # Every call is bad. The server reads 20 of them at once, and 2 more in each second.
-    assert set(codes) == {"configuration", "rate"}
-    assert codes.count("configuration") < 1000
+    assert codes.keys() == {"configuration", "rate"} and codes["configuration"] < 500
+    monkeypatch.undo()
     assert traitor.task() == opened
 
 
@@ -429,33 +377,3 @@ def test_every_option_is_one_that_grpc_knows():
         if key.encode() + b"\0" not in library
     ]
     assert unknown == []
-
-
-@pytest.mark.slow
-def test_a_quiet_connection_is_not_taken_for_an_attack(all_kits, monkeypatch):
-    """A silo that waits for hours sends only pings.
-
-    Here they are 50 times as many, and so are those allowed.
-    """
-
-    def faster(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        return [
-            (key, n // 50 if "ping_interval" in key or "keepalive_time" in key else n)
-            for key, n in options
-        ]
-
-    keepalive = faster(KEEPALIVE)
-    assert ("grpc.keepalive_time_ms", 400) in keepalive
-    monkeypatch.setattr(silo_server, "KEEPALIVE", keepalive)
-    monkeypatch.setattr(silo_server, "BOUNDS", faster(silo_server.BOUNDS))
-    monkeypatch.setattr(silo_client, "OPTIONS", faster(silo_client.OPTIONS))
-    comm, over = CommArgs(server=address()), threading.Event()
-    with (
-        SiloServer(comm, all_kits / "0", Coordinator(comm, 1, "study", "run")),
-        silo_client.channel(comm, Kit.read(all_kits / "1", 1)) as line,
-    ):
-        call = Stream(line, hello()).call
-        call.add_done_callback(lambda _: over.set())
-        # Otherwise the server hangs up after 3.5 seconds.
-        assert not over.wait(8.0), call.details()
-        call.cancel()

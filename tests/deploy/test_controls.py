@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.data.shards import Shard
 from fedml_noniid.deploy import settings
-from fedml_noniid.deploy.silo import Silo
 from fedml_noniid.plugins import registry
 from tests import federation
 from tests.leaking import Peek
@@ -58,14 +54,3 @@ def test_a_quorum_of_too_few_silos_for_the_method_is_refused(
                 settings.terms(deployment, recipe, federation.network())
         else:
             settings.terms(deployment, recipe, federation.network())
-
-
-def test_a_shard_replaced_by_an_attack_keeps_the_shared_samples() -> None:
-    """FedML's poisoning gives a silo another shard; the shared part is the server's to give."""
-    deployment = settings.check({"train_args": {"recipe": "datasharing"}}, "test")
-    of = federation.federation()
-    terms = settings.terms(deployment, "datasharing", federation.network(), of.public)
-    own = Samples(of.train.x[:4], of.train.y[:4])
-    silo = Silo(terms, 0, Shard(1, 3, 3, {"train": own, "public": of.public}))
-    silo.read(own._replace(y=2 - own.y))
-    assert torch.equal(silo.engine.clients.train.y, torch.cat([2 - own.y, of.public.y]))

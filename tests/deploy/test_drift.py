@@ -17,13 +17,12 @@ from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.engines.hashing import model_tensors
 from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
 from fedml_noniid.processes import loopback
-from tests.data.test_drift import DRIFTS
-from tests.data.test_skew import partitioned, settings
+from tests.data.test_skew import MIXED, RECURRENT, partitioned, settings
 from tests.deploy import world
 from tests.deploy.test_skew import shard, study
 
 
-@DRIFTS
+@pytest.mark.parametrize("skews", [MIXED, RECURRENT], ids=["mixed", "back"])
 def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
     of = settings(skews)
     place, whole = study(tmp_path, digits, of), partitioned(digits, of).indices.skew.drift

@@ -161,32 +161,22 @@ def test_a_refusal_ends_all_processes(
 
 @pytest.mark.usefixtures("ports")
 @pytest.mark.parametrize(
-    ("columns", "row", "port"),
+    ("rank", "other", "columns", "row", "port"),
     [
-        ("receiver_id,ip", "{rank},127.0.0.1", 8890),
-        ("eid,rank,grpc_server_ip,grpc_server_port", "{rank},{rank},127.0.0.1,{port}", 9190),
+        (0, 1, "receiver_id,ip", "{rank},127.0.0.1", 8890),
         # 192.0.2.7 is nobody's address.
         (
-            "eid,rank,grpc_server_ip,grpc_server_port,ingress_ip",
-            "{rank},{rank},192.0.2.7,{port},127.0.0.1",
-            9190,
+            *(2, 0, "eid,rank,grpc_server_ip,grpc_server_port,ingress_ip"),
+            *("{rank},{rank},192.0.2.7,{port},127.0.0.1", 9190),
         ),
         (
-            "grpc_server_port,ingress_ip,grpc_server_ip,rank,eid",
-            "{port},,127.0.0.1,{rank},{rank}",
-            9190,
+            *(0, 1, "grpc_server_port,ingress_ip,grpc_server_ip,rank,eid"),
+            *("{port},,127.0.0.1,{rank},{rank}", 9190),
         ),
     ],
 )
-@pytest.mark.parametrize(("rank", "other"), [(0, 1), (2, 0)])
 def test_a_process_that_fails_ends_those_that_wait_for_it(
-    rank: int,
-    other: int,
-    columns: str,
-    row: str,
-    port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    rank: int, other: int, columns: str, row: str, port: int, tmp_path: Path, monkeypatch
 ) -> None:
     """FedML's own loop of messages hears it, whatever it waits for.
 
@@ -203,19 +193,15 @@ def test_a_process_that_fails_ends_those_that_wait_for_it(
     monkeypatch.setattr(fedmls, "lock", threading.Lock())
     for key in ("joined", "unfinished"):
         monkeypatch.setattr(host._Process, key, False)
-    with lock_ports(DEADLINE_S):
+    with lock_ports(DEADLINE_S), ExitStack() as stack:
         check_port(other)
         manager = fedmls.GRPCCommManager("127.0.0.1", port + other, str(known), "", other, 1)
-        try:
-            host.tell_others(args)  # nothing has failed
-            monkeypatch.setattr(sys, "last_value", UserError("no GPU"), raising=False)
-            host.tell_others(SimpleNamespace(rank=rank))  # no run of FedML's gRPC
-            assert manager.grpc_servicer.message_q.empty()
-            host.tell_others(args)
-            with pytest.raises(host.EndedError, match=r"has ended before .*: UserError: no GPU$"):
-                manager.message_handling_subroutine()
-        finally:
-            manager.stop_receive_message()
+        stack.callback(manager.stop_receive_message)
+        assert not host.tell_others(args), "nothing has failed"
+        monkeypatch.setattr(sys, "last_value", UserError("no GPU"), raising=False)
+        assert host.tell_others(args)
+        with pytest.raises(host.EndedError, match=r"has ended before .*: UserError: no GPU$"):
+            manager.message_handling_subroutine()
 
 
 # Loaders
@@ -322,18 +308,19 @@ def test_fedmls_data_are_those_of_the_shard(caplog: pytest.LogCaptureFixture) ->
     """FedML hands its own loader to the trainer; a shuffling one is read in the same order."""
     aggregator, (silo, *_) = world.pair("fedavg", {})
     ((x, y),) = silo._batches
-    data = TensorDataset(x, y)
-    n = len(y)
-    silo.update_dataset(DataLoader(data, batch_size=5, shuffle=True, drop_last=True), None, n)
     silo.set_model_params(aggregator.get_model_params())
-    silo.train(silo.local_train_dataset, torch.device("cpu"), silo.args)
+
+    def train(x: torch.Tensor, **options: object) -> None:
+        loader = DataLoader(TensorDataset(x, y), shuffle=True, **options)
+        silo.update_dataset(loader, None, len(y))
+        silo.train(silo.local_train_dataset, torch.device("cpu"), silo.args)
+
+    train(x, batch_size=5, drop_last=True)
     assert torch.equal(silo.silo._shard.parts["train"].x, x)
     assert f"args.batch_size = {world.BATCH} is used, not 5 of the loader" in caplog.text
     assert "args.drop_last = False is used, not True of the loader" in caplog.text
-    other = TensorDataset(x.flip(0), y.flip(0))
-    silo.update_dataset(DataLoader(other, batch_size=world.BATCH), None, n)
     with pytest.raises(UserError, match="data of FedMLRunner are not the shard's"):
-        silo.train(silo.local_train_dataset, torch.device("cpu"), silo.args)
+        train(x.flip(0), batch_size=world.BATCH)
 
 
 @pytest.mark.parametrize(

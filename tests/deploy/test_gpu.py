@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.fake_gpu import fake_gpu
 from fedml_noniid.core.data import Samples
-from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.trees import leaves
-from fedml_noniid.data import shards
 from fedml_noniid.data.shards import Shard
-from fedml_noniid.deploy import server_run, settings, wire
+from fedml_noniid.deploy import server_run, wire
 from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.deploy.settings import DeviceArgs
 from fedml_noniid.deploy.silo import Silo
-from fedml_noniid.engines import device
-from fedml_noniid.engines.device import Gpus
-from fedml_noniid.governance import policy
-from fedml_noniid.processes.launch import Process
 from tests.deploy import world
 from tests.recipe_table import DEPLOYED_ALONE
 from tests.walks import thinned
@@ -65,31 +58,3 @@ def test_no_method_mixes_devices(
                 assert silos[k].engine.clients.device.type == "cuda"
             server.feed(replies)
     assert sent
-
-
-def test_without_a_gpu_a_silo_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device, "gpus", lambda: Gpus(reason="No CUDA GPUs are available"))
-    monkeypatch.chdir(tmp_path)
-    shards.write("shards/{rank}.safetensors", world.parts())
-    made = world.deployment("fedavg")
-    asking = made.model_copy(update={"device_args": GPU})
-    Path("gpu.yaml").write_text(asking.yaml())
-    policy.admit_own(asking, world.shards_of()[0], tmp_path)
-    Process.from_config(0, Path("gpu.yaml"))
-    message = "^device_args.using_gpu = true: this machine has no usable CUDA device: No "
-    message += "CUDA GPUs are available; allowed here"
-    with pytest.raises(UserError, match=message):
-        Process.from_config(1, Path("gpu.yaml"))
-
-
-def test_the_device_is_agreed_upon() -> None:
-    made = world.deployment("fedavg")
-    prints = {
-        settings.terms(
-            made.model_copy(update={"device_args": device}), "fedavg", world.network(True)
-        ).fingerprint
-        for device in (GPU, DeviceArgs(), DeviceArgs(threads=2))
-    }
-    assert len(prints) == 3

@@ -21,7 +21,7 @@ from fedml_noniid.engines.federation import Federation
 from fedml_noniid.engines.plan import LocalTraining, Plan
 from fedml_noniid.simulate import simulate
 from tests.deploy import world
-from tests.recipe_table import DEPLOYED, DEPLOYED_ALONE, PARAMETERS
+from tests.recipe_table import DEPLOYED, DEPLOYED_ALONE
 from tests.recipe_table import settings as table
 from tests.walks import thinned
 
@@ -67,13 +67,13 @@ CASES = [
             for entry in DEPLOYED_ALONE.values()
         ),
         0,
-        2,
+        4,
     ),
     *thinned(
         ((entry, NORMS) for name, entry in DEPLOYED.items() if name not in DEPLOYED_ALONE), 0, 12
     ),
     # In noise, with augmentation.
-    *(((recipe, table(recipe)), NORMS | {"skewed": True}) for recipe in SKEWED),
+    *thinned((((recipe, table(recipe)), NORMS | {"skewed": True}) for recipe in SKEWED), 0, 3),
     *(
         ((recipe, table(recipe)), NORMS | {"precision": "bf16"})
         for recipe in ("fedavg", "scaffold+fnr+rfedavg_plus+ccn")
@@ -121,14 +121,10 @@ def test_a_silo_with_another_configuration_is_refused(mine, theirs):
     ],
 )
 def test_visible_pairs(package, prefix, recipe):
-    """Each paper's classes set `recipe` and a docstring, and nothing else."""
     module = importlib.import_module(f"fedml_noniid.plugins.{package}.pair")
-    for kind, base in (("Trainer", "HostTrainer"), ("Aggregator", "HostAggregator")):
-        found = getattr(module, prefix + kind)
-        assert [one.__name__ for one in found.__mro__][1] == base
-        assert found.recipe == recipe and found.__doc__
-        names = {name for name in vars(found) if not name.startswith("__")}
-        assert names <= {"recipe", "_abc_impl"}
+    for kind in ("Trainer", "Aggregator"):
+        pair = getattr(module, prefix + kind)
+        assert pair.__base__.__name__ == f"Host{kind}" and pair.recipe == recipe
 
 
 def test_a_pair_refuses_another_recipe():
@@ -149,32 +145,22 @@ def test_a_module_of_the_users_own_starts_from_its_parameters():
     mine = nn.Sequential(*layers, nn.Linear(8, world.CLASSES))
     other = deepcopy(mine)
     other[1].weight.data += 1
-    args, shards = world.args("scaffold", {}, False), world.shards_of()
+    args, (server, *shards) = world.args("scaffold", {}, False), world.shards_of()
     args.model, args.model_options = "lr", {}
     trainer_class, aggregator_class = make_pair("scaffold")
-    aggregator = aggregator_class(mine, copy(args), shards[0])
-    trainers = [trainer_class(deepcopy(mine), copy(args), shard) for shard in shards[1:]]
+    aggregator = aggregator_class(mine, copy(args), server)
+    stranger = trainer_class(other, copy(args), shards[0])
+    with pytest.raises(UserError, match="its configuration is not the server's"):
+        world.uploads(aggregator.get_model_params(), [stranger])
+    trainers = [trainer_class(deepcopy(mine), copy(args), shard) for shard in shards]
     data = world.parts()
     net = models.build(models.name_of(mine), (1, 4, 4), world.CLASSES)
     local = LocalTraining(lr=world.LR, epochs=world.EPOCHS, batch_size=world.BATCH)
     plan = Plan(net, local, world.ROUNDS, 3, world.SEED, engine="sequential")
-    federation = Federation.from_indices(
-        data.train, data.clients, data.test, validation=data.validation
-    )
+    parts = (data.train, data.clients, data.test)
+    federation = Federation.from_indices(*parts, validation=data.validation)
     expected = simulate("scaffold", {}, federation, plan).run()
     assert world.digest(world.run(aggregator, trainers)) == world.digest(expected)
-    stranger = trainer_class(other, copy(args), shards[1])
-    aggregator = aggregator_class(mine, copy(args), shards[0])
-    with pytest.raises(UserError, match="its configuration is not the server's"):
-        world.uploads(aggregator.get_model_params(), [stranger])
-
-
-def test_a_diverging_silo_is_named():
-    _, trainers = world.pair("fedavg", {})
-    aggregator, _ = world.pair("fedavg", {})
-    trainers[1]._batches = [(x * float("inf"), y) for x, y in trainers[1]._batches]
-    with pytest.raises(UserError, match="round 1, client 1: loss, update or memory is not finite"):
-        world.uploads(aggregator.get_model_params(), trainers)
 
 
 def test_a_silo_whose_own_model_diverges_is_named():
@@ -192,11 +178,12 @@ LDP = DP | {"dp_solution_type": "ldp"}
 SIGMA = math.sqrt(2 * math.log(1.25e5)) / 0.9  # 5.38, of sensitivity 1
 
 
-def begun(trainers: list, folder: Path, run: str = "a run") -> list:
+def begun(trainers: list, folder: Path) -> list:
     """Silos whose memory and secrets are in files."""
+    folder.mkdir(exist_ok=True)
     for trainer in trainers:
-        path = folder / f"{trainer.id}"
-        trainer.begin(RunFile(path, run), path.with_suffix(".noise.key"))
+        file = RunFile(folder / f"{trainer.id}", "a run")
+        trainer.begin(file, file.path.with_suffix(".noise.key"))
     return trainers
 
 
@@ -219,24 +206,19 @@ def test_local_privacy_noise_covers_all_that_leaves_a_silo(tmp_path):
     message = aggregator.get_model_params()
     without = plain(message, "scaffold", {}, batch_norm=True, **LDP)
     (_, with_noise), *_ = ups = world.uploads(message, begun(noisy, tmp_path))
-    found = with_noise["leaves"]
+    sent, clear = with_noise["leaves"], {"n", "steps", "loss"}
     assert {key.partition("/")[0] for key in without} == {*wire.PARTS}
-    clear = {"n", "steps", "loss"}
-    assert not [key for key, leaf in without.items() if torch.equal(leaf, found[key])]
+    assert not [key for key, leaf in without.items() if torch.equal(leaf, sent[key])]
     assert (without["n"], without["steps"]) == (17, 2) and without["loss"] > 0
-    assert (found["n"], found["steps"]) == (70, 6) and found["loss"].isnan()
+    assert (sent["n"], sent["steps"]) == (70, 6) and sent["loss"].isnan()
     start = wire.flatten({"buffers": message.ask.buffers})
     moved = {key: without[key] - start.get(key, 0) for key in without.keys() - clear}
     factor = 0.5 / norm(moved)
-    assert factor < 1
-    noise = [
-        (found[key] - start.get(key, 0) - factor * leaf).flatten()
-        for key, leaf in moved.items()
-        if key != "buffers/bn1.var"
-    ]
-    drawn = torch.cat(noise)
-    assert len(drawn) > 300 and abs(drawn.std().item() / SIGMA - 1) < 5 / math.sqrt(2 * len(drawn))
-    assert (found["buffers/bn1.var"] >= 0).all()
+    noises = {key: sent[key] - start.get(key, 0) - factor * leaf for key, leaf in moved.items()}
+    drawn = torch.cat([noises[key].flatten() for key in noises if key != "buffers/bn1.var"])
+    assert factor < 1 and len(drawn) > 300
+    assert abs(drawn.std().item() / SIGMA - 1) < 5 / math.sqrt(2 * len(drawn))
+    assert (sent["buffers/bn1.var"] >= 0).all()
     aggregator.server_run.open({up["client"]: up for _, up in ups})
 
 
@@ -246,11 +228,8 @@ def test_local_noise_refuses_a_compressed_update():
         trainer.begin()
 
 
-def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(tmp_path):
-    """Asked 20 times, the noise does not average down.
-
-    The model is w_0 each time, so only noise can differ.
-    """
+def test_one_question_has_one_noise_and_each_silo_its_own(tmp_path):
+    """The model is w_0 each time, so only noise can differ."""
     aggregator, trainers = world.pair("scaffold", {}, **LDP)
     message, (first, *others) = aggregator.get_model_params(), begun(trainers, tmp_path)
 
@@ -258,42 +237,28 @@ def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(t
         ((_, up),) = world.uploads(message, [trainer])
         return up["leaves"]["deltas/fc1.weight"].flatten()
 
-    def restarted(folder: Path) -> object:
-        return begun(world.pair("scaffold", {}, **LDP)[1], folder)[0]
-
-    one = noise_of(first)
-    for seed in range(20):
-        torch.manual_seed(seed)
-        assert torch.equal(noise_of(first), one)
-    for trainer in trainers:
-        trainer._ledger.close()  # as the end of its process does
-    first, *others = begun(world.pair("scaffold", {}, **LDP)[1], tmp_path)
-    assert torch.equal(noise_of(first), one)
+    noise = noise_of(first)
+    torch.manual_seed(1)
+    assert torch.equal(noise_of(first), noise)
     assert len(first._ledger._ids) == 1, "one question is one release"
-    a, b = (noise_of(first, message._replace(sha256=of)) for of in ("a", "b"))
-    assert not torch.equal(a, b), "by the digest that the transport knows"
     nudged = message.ask.params | {"fc2.bias": message.ask.params["fc2.bias"] + 1e-6}
     for other in (
         noise_of(first, message._replace(exchange=7)),
-        noise_of(first, message._replace(round=2)),
+        noise_of(first, message._replace(sha256="the digest that the transport knows")),
         noise_of(first, message._replace(ask=message.ask._replace(params=nudged))),
         *map(noise_of, others),
-        noise_of(restarted(tmp_path / "elsewhere")),
     ):
-        correlation = torch.corrcoef(torch.stack([other, one]))[0, 1]  # of 128 numbers
-        assert abs(correlation.item()) < 0.5 and (other - one).std() > SIGMA
+        correlation = torch.corrcoef(torch.stack([other, noise]))[0, 1]  # of 128 numbers
+        assert abs(correlation.item()) < 0.5 and (other - noise).std() > SIGMA
 
 
-@pytest.mark.parametrize(
-    "recipe", ["scaffold", "fnr", "fednova", "qfedavg", "fedgen", "fedftg", "ccvr", "rfedavg_plus"]
-)
+@pytest.mark.parametrize("recipe", ["scaffold", "fnr", "fednova", "fedgen", "ccvr"])
 def test_a_run_with_local_noise_ends_and_the_server_takes_every_answer(recipe):
     """Noise of 0.005 makes counts and losses negative, unless it is moved into their range."""
     settings = table(recipe)
-    aggregator, trainers = world.pair(recipe, settings, True, **LDP | {"sensitivity": 0.001})
-    found = world.run(aggregator, trainers)
-    assert len(found.rows) == world.ROUNDS
-    assert world.digest(found) != world.digest(world.simulated(recipe, settings, True))
+    outcome = world.run(*world.pair(recipe, settings, True, **LDP | {"sensitivity": 0.001}))
+    assert len(outcome.rows) == world.ROUNDS
+    assert world.digest(outcome) != world.digest(world.simulated(recipe, settings, True))
 
 
 CDP = DP | {"dp_solution_type": "cdp", "max_grad_norm": 1.0}
@@ -331,21 +296,13 @@ def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_ag
     kept, _ = aggregator.on_before_aggregation(ups)
     # FedML clips models, in place; what is kept are differences.
     clipped = [{key: before[key] + reply["deltas"][key] for key in before} for _, reply in kept]
-    whole = [{key: before[key] + up["leaves"][f"deltas/{key}"] for key in before} for _, up in ups]
-    assert max(map(norm, clipped)) <= 1.001 < 1.5 < min(map(norm, whole))
+    assert max(map(norm, clipped)) <= 1.001
     message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
-    sent = aggregator.server_run.loop.state.params
-    shares = [size / sum(world.SIZES) for size in world.SIZES]
-    for key, leaf in sent.items():
+    for key, leaf in aggregator.server_run.loop.state.params.items():
         assert torch.equal(message.ask.params[key], leaf)
-        average = sum(w * model[key] for w, model in zip(shares, clipped, strict=True))
+        sizes = zip(world.SIZES, clipped, strict=True)
+        average = sum(n / sum(world.SIZES) * model[key] for n, model in sizes)
         assert (average - leaf).abs().max() > 1e-3, "noised"
-
-
-def test_a_server_that_learns_keeps_its_model_to_itself_until_the_noise_is_added():
-    settings = {"feddf": PARAMETERS["feddf"]}
-    pair = world.pair("feddf", settings, **CDP)
-    assert world.digest(world.run(*pair)) != world.digest(world.simulated("feddf", settings, False))
 
 
 KRUM = {"enable_defense": True, "defense_type": "krum", "byzantine_client_num": 0}
@@ -372,58 +329,42 @@ def test_a_defence_before_aggregation_can_drop_a_silo(monkeypatch):
     kept, indices = aggregator.on_before_aggregation(ups)
     assert indices == [0, 2] == [client for client, _ in kept]
     assert aggregator.aggregate(kept).counted == {0: 0, 2: 0}
-    start = trainers[0]._down.ask.params
-    for key, leaf in aggregator.server_run.loop.state.params.items():
-        first, _, last = (up["leaves"][f"deltas/{key}"] for _, up in ups)
-        torch.testing.assert_close(leaf, start[key] + 17 / 87 * first + 70 / 87 * last)
 
 
 def test_a_defence_compares_models_and_what_it_leaves_alone_keeps_its_bits(monkeypatch):
     """It sees w_t and every w_k. The first silo's bias moves; all else is as it was sent."""
     aggregator, trainers = world.pair("fedavg", {}, **KRUM, krum_param_m=3)
-    ups = world.uploads(aggregator.get_model_params(), trainers)
-    sent, seen = trainers[0]._down.ask.params, []
-    # Differences that are lost where they are added to w_t and w_t is taken away again.
-    thirds = [{key: up["leaves"][f"deltas/{key}"] / 3 for key in sent} for _, up in ups]
-    for (_, up), deltas in zip(ups, thirds, strict=True):
-        up["leaves"] |= {f"deltas/{key}": leaf for key, leaf in deltas.items()}
+    ups, seen = world.uploads(aggregator.get_model_params(), trainers), []
+    sent = trainers[0]._down.ask.params
+    for _, up in ups:  # differences that are lost where w_t is added and taken away again
+        up["leaves"] |= {f"deltas/{key}": up["leaves"][f"deltas/{key}"] / 3 for key in sent}
 
     def defended(raw_client_grad_list, extra_auxiliary_info):
-        seen.append(extra_auxiliary_info)
-        seen.extend(dict(model) for _, model in raw_client_grad_list)
+        seen.extend([extra_auxiliary_info, *(dict(model) for _, model in raw_client_grad_list)])
         n, first = raw_client_grad_list[0]
         return [(n, first | {"fc2.bias": first["fc2.bias"] + 1}), *raw_client_grad_list[1:]]
 
-    defending(
-        monkeypatch,
-        defend_before_aggregation=defended,
-        get_benign_client_idxs=lambda client_idxs: client_idxs,
-    )
+    def benign(client_idxs):
+        return client_idxs
+
+    defending(monkeypatch, defend_before_aggregation=defended, get_benign_client_idxs=benign)
     kept, _ = aggregator.on_before_aggregation(ups)
-    start, *models = seen
-    for key, leaf in sent.items():
-        assert torch.equal(start[key], leaf)
-        for k, deltas in enumerate(thirds):
-            assert torch.equal(models[k][key], leaf + deltas[key])
-            moved = (k, key) == (0, "fc2.bias")
-            found = kept[k][1]["deltas"][key] - (1 if moved else 0)
-            torch.testing.assert_close(found, deltas[key], rtol=0, atol=1e-6 if moved else 0)
+    assert all(torch.equal(seen[0][key], leaf) for key, leaf in sent.items())
+    for (_, reply), (_, up), model in zip(kept, ups, seen[1:], strict=True):
+        for key, leaf in sent.items():
+            delta = up["leaves"][f"deltas/{key}"]
+            assert torch.equal(model[key], leaf + delta)
+            moves = reply is kept[0][1] and key == "fc2.bias"
+            torch.testing.assert_close(
+                reply["deltas"][key], delta + moves, rtol=0, atol=1e-6 * moves
+            )
 
 
 def test_a_poisoned_shard_is_what_is_trained_on():
-    aggregator, trainers = world.pair("fedavg", {})
-    message = aggregator.get_model_params()
-    (_, clean), *_ = world.uploads(message, trainers[:1])
-    ((x, y),) = trainers[0]._batches
-    trainers[0]._batches = [(x[:9], 1 - y[:9].clamp(max=1)), (x[9:], y[9:])]
-    (_, poisoned), *_ = world.uploads(message, trainers[:1])
-    assert not torch.equal(
-        clean["leaves"]["deltas/fc2.weight"], poisoned["leaves"]["deltas/fc2.weight"]
-    )
-
-
-def test_the_last_evaluation_is_fedmls_metric():
-    aggregator, trainers = world.pair("fedavg", {})
-    assert aggregator.test(None, torch.device("cpu"), None) == (0.0, 0.0, None, None)
-    outcome = world.run(aggregator, trainers)
-    assert aggregator.test(None, torch.device("cpu"), None)[0] == outcome.rows[-1]["test_accuracy"]
+    aggregator, (silo, *_) = world.pair("fedavg", {})
+    ((x, y),), updates = silo._batches, []
+    for batches in ([(x, y)], [(x[:9], 1 - y[:9].clamp(max=1)), (x[9:], y[9:])]):
+        silo._batches = batches
+        ((_, up),) = world.uploads(aggregator.get_model_params(), [silo])
+        updates.append(up["leaves"]["deltas/fc2.weight"])
+    assert not torch.equal(*updates)

@@ -43,7 +43,7 @@ def spoilt(ask: Ask, part: str, value: float) -> Ask:
     return ask._replace(**wire.nested(changed))
 
 
-@pytest.mark.parametrize("name", thinned(RECIPES, 1, 2))
+@pytest.mark.parametrize("name", thinned(RECIPES, 1, 4))
 def test_whatever_numbers_a_server_sends_a_silo_answers_or_says_why_not(name):
     """Any error but UserError would end its process. No lie changes a later answer."""
     terms = world.terms(*DEPLOYED_ALONE[name], batch_norm=True)

@@ -14,7 +14,7 @@ from fedml_noniid.data.indices import INDICES
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
-from tests.data.test_skew import LABEL_NOISE, ROTATION, SKEWS, item, partitioned, settings
+from tests.data.test_skew import SKEWS, item, partitioned, settings
 
 
 def study(folder: Path, digits: Dataset, of: Config) -> Workspace:
@@ -51,16 +51,3 @@ def test_silos_hold_what_the_simulation_trains_on(
         assert same(mine["test"], tests[client]) and same(mine["train"], expected)
         assert same(Samples(parts.train.x[of_stage], parts.train.y[of_stage]), expected)
     assert same(shard(tmp_path, 0).parts["test"], Samples(digits.normalised("test"), digits.test_y))
-
-
-def test_another_number_of_silos_is_dealt_and_skewed_anew(digits: Dataset, tmp_path: Path) -> None:
-    of = settings(LABEL_NOISE | ROTATION)
-    place = study(tmp_path, digits, of)
-    of = of.model_copy(update={"deploy": of.deploy.model_copy(update={"silos": 3})})
-    parts, clean = parts_of_deploy(place, of, of.deploy), digits.normalised("train")
-    assert len(parts.clients) == 3
-    wrong = []
-    for client, positions in enumerate(parts.clients):
-        assert torch.equal(parts.train.x[positions], torch.rot90(clean[positions], client, (2, 3)))
-        wrong.append((parts.train.y[positions] != digits.train_y[positions]).float().mean().item())
-    assert wrong[0] == 0 < wrong[1] < wrong[2]

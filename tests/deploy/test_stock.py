@@ -5,9 +5,6 @@ FedML's ports are fixed: a run waits for another one on the same machine.
 
 from __future__ import annotations
 
-import importlib
-import socket
-
 import pytest
 
 from benchmarks import stock_fedml
@@ -47,30 +44,3 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, roun
         world.parts(public="fnr" in recipe),
     )
     assert stock(terms, parts, tmp_path) == loopback.simulate(terms, parts)
-
-
-@pytest.mark.usefixtures("ports")
-def test_a_run_needs_its_ports_for_itself(tmp_path):
-    """FedML would share a port with a listener that allows it, and wait for ever."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(("", 8892))
-        listener.listen()
-        with pytest.raises(UserError, match=r"^port 8892 of silo 1 \(rank 2\) can't be used"):
-            stock_fedml.run(
-                world.deployment("fedavg", 1), world.parts(public=False), tmp_path, DEADLINE_S
-            )
-
-
-def test_fedml_does_not_phone_home_and_is_left_as_it_was(monkeypatch):
-    importlib.import_module("fedml_noniid.deploy.host")
-    from fedml.core.mlops.mlops_configs import MLOpsConfigs
-
-    def refused(*_: object) -> None:
-        raise AssertionError("a request left the machine")
-
-    monkeypatch.setattr("requests.sessions.Session.request", refused)
-    before = MLOpsConfigs.__dict__["fetch_all_configs"]
-    with stock_fedml.no_phoning_home():
-        assert MLOpsConfigs.fetch_all_configs() == ({}, {}, {"LOG_SERVER_URL": ""}, {})
-    assert MLOpsConfigs.__dict__["fetch_all_configs"] is before

@@ -47,7 +47,7 @@ def silent(place: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
 
 def test_silent_connections_do_not_end_the_server(tmp_path: Path):
     """They come during a run, which writes files in every round, and stay."""
-    terms = world.deployment("fedavg", rounds=30)
+    terms = world.deployment("fedavg", rounds=10)
     with running(terms, tmp_path, poor) as processes:
         server = psutil.Process(processes.running[SERVER].pid)
         with silent(processes.deployment.comm_args.address, CONNECTIONS):

@@ -17,7 +17,7 @@ from fedml_noniid.core.component import Ask
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.options import Range
 from fedml_noniid.deploy import wire
-from fedml_noniid.deploy.wire import CHUNK_BYTES, DTYPES, MAX_FRAME_BYTES, RefusedError
+from fedml_noniid.deploy.wire import CHUNK_BYTES, DTYPES, RefusedError
 from fedml_noniid.engines.packing import flatten
 from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from tests.deploy.federation_server import answer_of, body, framed
@@ -79,28 +79,12 @@ def taken(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ],
 )
 def test_tensors_arrive_as_they_were(tensors):
-    found = taken(tensors)
-    assert list(found) == list(tensors)
+    arrived = taken(tensors)
+    assert list(arrived) == list(tensors)
     for key, leaf in tensors.items():
-        assert found[key].dtype == leaf.dtype and torch.equal(found[key], leaf), key
+        assert arrived[key].dtype == leaf.dtype and torch.equal(arrived[key], leaf), key
         # Matrix products round differently at addresses that are not aligned.
-        assert found[key].data_ptr() % 16 == 0
-    assert len({leaf.untyped_storage().data_ptr() for leaf in found.values() if leaf.numel()}) == (
-        sum(leaf.numel() > 0 for leaf in found.values())
-    )
-
-
-def test_the_digest_is_known_where_all_silos_get_the_same():
-    down = wire.Down(0, 1, Ask("train", (0, 1), {"w": NUMBERS}), "terms")
-    assert wire.with_digest(down).sha256 == wire.digest(wire.tensors(down))
-    rows = down.ask._replace(each={"x": torch.ones(2)})
-    assert wire.with_digest(down._replace(ask=rows)).sha256 == ""
-
-
-def test_frames_are_no_longer_than_a_chunk():
-    frames = body({"w": torch.zeros(3 * (CHUNK_BYTES // 4) + 5), "b": torch.zeros(7).byte()})
-    assert [len(frame) for frame in frames][1:] == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 20, 7]
-    assert CHUNK_BYTES <= MAX_FRAME_BYTES
+        assert arrived[key].data_ptr() % 16 == 0
 
 
 @pytest.mark.parametrize(
@@ -166,13 +150,6 @@ def upload(client: int = 2, **leaves: object) -> wire.Up:
     return good | {"leaves": {key: leaf for key, leaf in found.items() if leaf is not None}}
 
 
-def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
-    found = wire.opened(pickle.loads(pickle.dumps(upload())), 2, SENT, SCHEMA, RANGES)
-    assert found["upload"]["scaffold"]["dc"]["w"].shape == (2, 3)
-    assert found["n"] == 1
-    assert wire.opened(wire.up(1, 4, None), 1, SENT, SCHEMA, RANGES) is None  # was not asked
-
-
 @pytest.mark.parametrize(
     ("leaves", "message"),
     [
@@ -197,12 +174,11 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
 )
 def test_a_wrong_tensor_names_silo_round_and_job(leaves, message):
     """The same job may be another component's, so its owner is named too."""
-    for owner, job in (("", "train"), ("fnr", "fnr.train")):
-        sent = SENT._replace(ask=SENT.ask._replace(owner=owner))
-        said = rf"^round 2, silo 2 \(rank 3\), job '{job}': .*{message}"
-        with pytest.raises(UserError, match=said) as refused:
-            wire.opened(upload(**leaves), 2, sent, SCHEMA, RANGES)
-        assert len(str(refused.value)) <= 1000
+    sent = SENT._replace(ask=SENT.ask._replace(owner="fnr"))
+    said = rf"^round 2, silo 2 \(rank 3\), job 'fnr.train': .*{message}"
+    with pytest.raises(UserError, match=said) as refused:
+        wire.opened(upload(**leaves), 2, sent, SCHEMA, RANGES)
+    assert len(str(refused.value)) <= 1000
 
 
 def test_a_number_has_the_range_of_its_component_its_kind_or_any():
@@ -234,19 +210,11 @@ def test_wrong_envelopes(message, said):
         wire.opened(message, 2, SENT, SCHEMA, RANGES)
 
 
-def test_what_fedml_looks_at():
-    """Down is no plain dict, or FedML would split it; up is one, or FedML would call `.to` on its
-    values."""
-    assert type(SENT) is not dict
-    assert type(upload()) is dict
-
-
 def test_a_view_does_not_drag_its_storage_along():
     big = torch.zeros(1000, 1000)
-    assert len(pickle.dumps(wire.up(0, 0, SCHEMA | {"deltas": {"w": big[0]}}))) < 20_000
-    ask = wire.mapped(wire.compact, Ask("train", (0,), {"w": big[:, :2].t()}, {}, {}, {}))
-    assert len(pickle.dumps(ask)) < 20_000
-    assert torch.equal(ask.params["w"], big[:, :2].t())
+    ask = wire.mapped(wire.compact, Ask("train", (0,), {"w": big[:, :2].t()}))
+    for message in (wire.up(0, 0, SCHEMA | {"deltas": {"w": big[0]}}), ask):
+        assert len(pickle.dumps(message)) < 20_000
 
 
 # Whatever arrives

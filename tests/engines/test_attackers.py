@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -102,11 +101,10 @@ def test_claimed_samples_weigh_more(kind: str) -> None:
     np.testing.assert_allclose(hand.flat(simulation.run().params), w, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_uploads_with_a_range_stay_honest(kind: str) -> None:
+def test_uploads_with_a_range_stay_honest() -> None:
     """FedProto's counts have one, its sums of features have none."""
     replies = []
-    for who in (None, attackers(kind.partition(",")[0], **OPTIONS[kind])):
+    for who in (None, attackers("scale", gamma=7.0)):
         seen = Sent()
         federation.run("fedproto", attackers=who, callbacks=[seen], cohort=6, rounds=1)
         replies.append(seen.upload["fedproto"])
@@ -139,16 +137,14 @@ class Sent(Callback):
         return {}
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "fnr", "scaffold"])
-def test_the_last_word_on_an_update_is_the_attackers(recipe: str) -> None:
+def test_the_last_word_on_an_update_is_the_attackers() -> None:
     """Also where a method asks again for models: FNR-FL's clients send theirs twice."""
-    settings = {"fnr": {"p": 1.0}} if recipe == "fnr" else {}
     sent = {}
     for kind in ("scale", "sign_flip"):
         seen = Sent()
         who = attackers(kind, **({"gamma": 1e-3} if kind == "scale" else {"factor": 1e-3}))
         more = {"attackers": who, "callbacks": [seen], "cohort": 6, "rounds": 1}
-        federation.run(recipe, settings, **more)
+        federation.run("fnr", {"fnr": {"p": 1.0}}, **more)
         sent[kind] = seen.deltas
     for key, leaf in sent["scale"].items():
         assert torch.equal(leaf[LIARS], -sent["sign_flip"][key][LIARS])
@@ -161,18 +157,6 @@ def test_an_attacker_that_is_missing_sends_nothing_and_a_cohort_of_attackers_lie
     assert attackers("scale", gamma=2.0).lied(reply, 1) is reply
     lone = attackers("inner_product", (0, 5), epsilon=2.0).lied(reply, 1).deltas["a"]
     torch.testing.assert_close(lone, (-2 * d.mean(0)).expand(2, 3))
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_run_repeats_and_goes_on_to_the_same_bits(engine: str, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"attackers": attackers("gaussian", sigma=0.1), "engine": engine}
-    whole = federation.run("scaffold", **how)
-    path = tmp_path / "run.safetensors"
-    next(federation.simulation("scaffold", checkpoint=path, **how).rounds())
-    resumed = federation.simulation("scaffold", checkpoint=path, **how)
-    assert resumed.start_round == 1 and federation.equal(resumed.run(), whole)
-    if engine == "sequential":
-        assert federation.equal(federation.run("scaffold", workers=2, **how), whole)
 
 
 def test_updates_are_held_where_somebody_lies_about_them() -> None:

@@ -263,7 +263,3 @@ def test_names_and_options(name: str, options: dict[str, Any], words: str) -> No
     with pytest.raises(UserError) as error:
         callback_of(name, options)
     assert words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_callback_of_ones_own_by_dotted_path() -> None:
-    assert callback_of(f"{__name__}.After", {"last": 7}) == After(7)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import errno
 import itertools
-import logging
 import os
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from resource import RLIMIT_FSIZE
 from typing import Any
 
 import numpy as np
@@ -18,17 +15,17 @@ import pytest
 import torch
 
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.core.trees import n_bytes, tree_map
+from fedml_noniid.core.trees import n_bytes
 from fedml_noniid.engines import client_state_file
 from fedml_noniid.engines.client_state_file import ClientStateFile
-from fedml_noniid.engines.memory import InMemory, Memory, memory_for
+from fedml_noniid.engines.memory import InMemory, Memory
 from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.run import Outcome
 from fedml_noniid.engines.simulation import Simulation
 from tests import federation
 from tests.walks import thinned
 
-ROUNDS = 12
+ROUNDS = 8
 FORMS = ("ram", "disk")
 
 
@@ -62,7 +59,7 @@ def whole() -> Outcome:
     ("recipe", "how"),
     thinned(
         itertools.product(
-            ["scaffold", "moon+fedbn", "scaffold+fnr+rfedavg_plus+ccn"],
+            ["scaffold", "moon+fedbn", "scaffold+fnr"],
             [
                 {"engine": "sequential"},
                 {"engine": "sequential", "workers": 2},
@@ -84,21 +81,11 @@ def test_both_forms_have_the_same_bits(recipe: str, how: dict[str, Any], tmp_pat
     assert memory_of(ram).sha256() == memory_of(disk).sha256()
 
 
-def test_the_sha256_is_of_every_row(path: Path) -> None:
-    of = made("scaffold", path, rounds=1)
-    of.run()
-    before, (name, *_) = memory_of(of).sha256(), memory_of(of).whole()["scaffold"]["c_i"]
-    changed = tree_map(torch.clone, memory_of(of).row(5))
-    changed["scaffold"]["c_i"][name].view(-1)[0] += 1
-    memory_of(of).put_row(5, changed)
-    assert memory_of(of).sha256() != before
-
-
 @pytest.mark.parametrize("forms", [("disk", "disk"), ("ram", "disk"), ("disk", "ram")])
 def test_a_run_goes_on_after_any_round_in_either_form(
     forms: tuple[str, str], path: Path, whole: Outcome
 ) -> None:
-    for killed_in in (1, 6, ROUNDS - 1):
+    for killed_in in (1, ROUNDS - 1):
         for row in made("scaffold", path, forms[0]).rounds():
             if row["round"] == killed_in:
                 break
@@ -107,25 +94,13 @@ def test_a_run_goes_on_after_any_round_in_either_form(
         path.unlink()
 
 
-def test_the_form_goes_by_size_and_the_log_says_it(caplog: pytest.LogCaptureFixture) -> None:
-    plan = federation.simulation("scaffold").loop.plan
-    first, places = {"m": {"w": torch.zeros(1 << 18)}}, dict.fromkeys(range(2049), 0)  # 1 MiB each
-    with caplog.at_level(logging.INFO):
-        assert isinstance(memory_for(plan, first, dict.fromkeys(range(9), 0)), InMemory)
-        assert not caplog.records
-        assert isinstance(memory_for(plan, first, places), ClientStateFile)
-    assert "2049 clients (2.1 GB) lie on disk; memory_mb is 2048" in caplog.text
-    with pytest.raises(UserError, match=r"clients_memory.*tape.*auto, ram, disk"):
-        federation.simulation("scaffold", clients_memory="tape")
-
-
 def test_untouched_clients_take_no_space_and_a_checkpoint_33_bytes_each(tmp_path: Path) -> None:
     """A thousand clients in place of ten. Three rounds of two clients write six rows at most, each
     in two blocks of 4 KiB at most."""
     sizes = []
     for n in (10, 1000):
         path = tmp_path / f"{n}.safetensors"
-        made("scaffold", path, of=federation.federation(sizes=(2,) * n), rounds=3).run()
+        made("scaffold", path, data=federation.federation(sizes=(2,) * n), rounds=3).run()
         sizes.append(path.stat().st_size)
         assert path.with_suffix(".memory").stat().st_blocks * 512 <= 6 * 2 * 4096
     assert np.isclose(sizes[1] - sizes[0], 33 * 990, rtol=0, atol=100)
@@ -187,14 +162,10 @@ def killed(arm: Callable[[pytest.MonkeyPatch], None], path: Path, **how: Any) ->
     "arm",
     [
         exits_in("pwritev", 1),
-        exits_in("pwritev", 8),
         exits_in("pwritev", 30),
-        exits_in("pwritev", 41),
-        exits_in("fsync", 1),
         exits_in("fsync", 7),
         exits_in("fsync", 30),
-        exits_in("replace", 1),
-        exits_in("replace", 9),
+        exits_in("replace", 5),
     ],
 )
 def test_a_kill_anywhere_loses_nothing(
@@ -205,14 +176,7 @@ def test_a_kill_anywhere_loses_nothing(
     assert federation.equal(made("scaffold", path).run(), whole)
 
 
-def test_a_kill_beside_worker_processes_loses_nothing(path: Path, whole: Outcome) -> None:
-    """They have the file open, and live on for a moment."""
-    how: dict[str, Any] = {"engine": "sequential", "workers": 2}
-    killed(exits_in("replace", 5), path, **how)
-    assert federation.equal(made("scaffold", path, **how).run(), whole)
-
-
-@pytest.mark.parametrize("full_from", [1, 2, 9, 22])
+@pytest.mark.parametrize("full_from", [2, 9])
 def test_a_full_disk_keeps_the_last_round(
     full_from: int, path: Path, whole: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,17 +192,6 @@ def test_a_full_disk_keeps_the_last_round(
         made("scaffold", path).run()
     monkeypatch.setattr(os, "fsync", sync)
     assert federation.equal(made("scaffold", path).run(), whole)
-
-
-def test_a_row_that_the_disk_does_not_take_ends_the_run() -> None:
-    """A limit of the system in place of a full disk."""
-    of, limits = made("scaffold", None), resource.getrlimit(RLIMIT_FSIZE)
-    resource.setrlimit(RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(UserError, match=r"can't be written \(File too large\); free space"):
-            of.run()
-    finally:
-        resource.setrlimit(RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture
@@ -276,7 +229,7 @@ def other(file: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("harm", [cut, other, Path.unlink, lambda file: file.write_bytes(b"PK")])
+@pytest.mark.parametrize("harm", [cut, other, Path.unlink])
 def test_a_file_without_the_rows_of_the_checkpoint_is_refused(
     harm: Callable[[Path], object], form: str, begun: Path, path: Path
 ) -> None:
@@ -297,12 +250,6 @@ def test_a_file_that_another_process_uses_is_refused(begun: Path, path: Path) ->
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert federation.equal(first.run(), made("scaffold", None, "ram", rounds=5).run())
-
-
-def test_a_file_that_cannot_be_opened_is_refused(path: Path) -> None:
-    path.with_suffix(".memory").mkdir()
-    with pytest.raises(UserError, match=r"run.memory: can't be written \(Is a directory\); choose"):
-        made("scaffold", path)
 
 
 def test_a_run_without_checkpoints_leaves_no_files(

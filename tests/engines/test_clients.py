@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +17,14 @@ from fedml_noniid.core.component import (
     Component,
     Exchanges,
     Server,
-    Setting,
-    Trace,
 )
 from fedml_noniid.core.data import Samples
 from fedml_noniid.core.errors import NonFiniteError, UserError
 from fedml_noniid.core.trees import Tree
-from fedml_noniid.engines.clients import marked
 from fedml_noniid.engines.cohort import draw_cohort
 from fedml_noniid.plugins import registry
 from tests import federation
+from tests.core.test_foreign_methods import made
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 
@@ -47,21 +44,11 @@ def test_batches_depend_on_seed_round_and_client_only() -> None:
     )
 
 
-def test_batches_do_not_depend_on_what_was_asked_before() -> None:
-    clients = federation.simulation("fedavg").engine.clients
-    wanted = clients.steps(3, 2).index.tolist()
-    for round_ in range(4):
-        clients.steps(5, round_)
-    found = [one.index.tolist() for one in clients.orders((4, 1, 3), 2)]
-    assert found == [clients.steps(client, 2).index.tolist() for client in (4, 1, 3)]
-    assert found[-1] == wanted
-
-
 def test_a_client_without_samples_is_refused() -> None:
     of = federation.federation()
     of.clients[2] = np.empty(0, dtype=np.int64)
     with pytest.raises(UserError, match=r"client 2 has no samples"):
-        federation.simulation("fedavg", of=of)
+        federation.simulation("fedavg", data=of)
 
 
 @pytest.fixture
@@ -82,7 +69,7 @@ def test_a_loss_that_is_not_finite_names_client_and_round(
     first = next(t for t in range(1, 99) if 2 in draw_cohort(3, t, 6, 2))
     assert first > 1, "the example has rounds without the client"
     simulation = federation.simulation(
-        recipe, of=poisoned, engine=engine, cohort=2, rounds=first + 2
+        recipe, data=poisoned, engine=engine, cohort=2, rounds=first + 2
     )
     with pytest.raises(
         NonFiniteError, match=rf"round {first}, client 2: loss, update or memory is not finite"
@@ -111,43 +98,26 @@ def test_an_update_or_server_step_that_is_not_finite_stops_the_run(
         federation.run(recipe, settings, **how)
 
 
-def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Federation) -> None:
-    """rFedAvg's delta_0 of client 2 is NaN before it ever trains: it must not reach the others
-    unnoticed."""
-    with pytest.raises(NonFiniteError, match=r"round [01], client 2"):
-        federation.run("rfedavg", of=poisoned, cohort=6)
+def of_client_2(server: Server) -> Tree:
+    return {"spoilt": torch.tensor(server.cohort) == 2}
 
 
-@dataclass(frozen=True)
-class Keeps(Component):
-    """Has client 2 keep a number that is not finite, in one of its hooks."""
+def again(self: Component, server: Server) -> Asks:
+    if server.round:
+        yield Ask("again", server.cohort, server.params, each=of_client_2(server))
 
-    name: ClassVar[str] = "keeps"
-    hook: str = "report"
 
-    def exchanges(self, setting: Setting) -> Exchanges:
-        return Exchanges(round=1)
+def spoilt(client: Client) -> Answer:
+    """1e38 twice, the sum of which overflows, is finite; of client 2, one of them is not."""
+    kept = torch.where(client.each["spoilt"], math.inf, 1e38)
+    return Answer(memory={"kept": torch.stack([kept, torch.tensor(3e38)])})
 
-    def init_client(self, client: Client) -> Tree:
-        return {"kept": torch.zeros(2), "counts": torch.zeros(2, dtype=torch.int64)}
 
-    def message(self, server: Server) -> Tree:
-        return {"spoilt": torch.tensor(server.cohort) == 2}
-
-    def spoilt(self, client: Client, hook: str) -> Answer:
-        """1e38 twice, the sum of which overflows, is finite; where it is spoilt, it is not."""
-        spoilt = client.each["spoilt"].float() * float(self.hook == hook)
-        return Answer(memory={"kept": torch.stack([1e38 / (1 - spoilt), torch.tensor(3e38)])})
-
-    def report(self, trace: Trace, client: Client) -> Answer:
-        return self.spoilt(client, "report")
-
-    def survey(self, server: Server) -> Asks:
-        if server.round:
-            yield Ask("again", server.cohort, server.params, each=self.message(server))
-
-    def answer(self, client: Client) -> Answer:
-        return self.spoilt(client, "answer")
+HOOKS: dict[str, Any] = {
+    "report": lambda self, trace, client: spoilt(client),
+    "answer": lambda self, client: spoilt(client),
+    "nowhere": None,
+}
 
 
 @ENGINES
@@ -155,28 +125,23 @@ class Keeps(Component):
 def test_what_a_client_keeps_is_finite(
     engine: str, hook: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry.METHODS, "keeps", Keeps)
+    large = torch.tensor([1e38, 3e38])
+    members = {
+        "init_client": lambda self, client: {"kept": large, "counts": large.long() * 0},
+        "message": lambda self, server: of_client_2(server),
+        "exchanges": lambda self, setting: Exchanges(round=1),
+        "survey": again,
+        "answer": lambda self, client: Answer(),
+    }
+    kind = made(**members | {hook: HOOKS[hook]} if HOOKS[hook] else members)
+    monkeypatch.setitem(registry.METHODS, "made", kind)
     first = next(t for t in range(1, 99) if 2 in draw_cohort(3, t, 6, 2))
-    made = federation.simulation(
-        "keeps", {"keeps": {"hook": hook}}, engine=engine, cohort=2, rounds=first
-    )
+    run = federation.simulation("made", engine=engine, cohort=2, rounds=first)
     if hook == "nowhere":
-        assert len(made.run().rows) == first, "large numbers are finite"
+        assert len(run.run().rows) == first, "large numbers are finite"
         return
     with pytest.raises(NonFiniteError, match=rf"round {first}, client 2: .* memory is not finite"):
-        made.run()
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_loss_is_marked_by_any_number_that_is_not_finite(value: float) -> None:
-    loss = torch.tensor(0.1)
-    fine = {
-        "m": {"c": torch.tensor([-3e38, 3e38]), "n": torch.tensor([2**40]), "e": loss[None][:0]}
-    }
-    assert marked(loss, fine).equal(loss) and marked(loss, {}) is loss
-    assert marked(loss, {**fine, "v": torch.tensor([[0, value]])}).isnan()
-    wide = marked(loss, {"v": torch.tensor([1e300], dtype=torch.float64)})
-    assert wide.equal(loss) and wide.dtype == loss.dtype
+        run.run()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +152,7 @@ def test_a_test_loss_that_is_not_finite_stops_the_run(recipe: str, named: str) -
     """Of the model of all, or of a client's own. The test is due after round 2."""
     of = federation.federation()
     of.test.x[:] = torch.nan
-    made = federation.simulation(recipe, of=of, evaluate_every=2)
+    made = federation.simulation(recipe, data=of, evaluate_every=2)
     with pytest.raises(NonFiniteError, match=named):
         made.run()
     assert len(made.loop.rows) == 1

@@ -12,9 +12,7 @@ from fedml_noniid.core.data import Samples
 from fedml_noniid.core.task import Output
 from fedml_noniid.engines import evaluation
 from fedml_noniid.engines.evaluation import AccuracyByClient, evaluate, largest, pooled, scores
-from fedml_noniid.engines.plan import initial_model
 from fedml_noniid.models import build
-from tests import federation
 
 NETWORK = build("logistic_regression", (2,), 3)
 # Logits are (x1, x2, 0): predicted are 0, 0, 1, 2.
@@ -86,19 +84,3 @@ def test_the_largest_size_is_that_of_all_features_and_logits(
     sizes: list[torch.Tensor] = []
     scores(NETWORK, PARAMS, {}, Samples(X, torch.tensor([0, 1, 1, 0])), sizes=sizes)
     assert sizes == [2.0, 3.0]  # the features are X
-
-
-def test_batch_norm_uses_its_running_statistics_and_leaves_them() -> None:
-    """Eval mode: a sample's prediction does not depend on its neighbours."""
-    network, data = federation.network(batch_norm=True), federation.federation().test
-    params, buffers = initial_model(network, 0, data.x)
-    buffers = {key: leaf + 0.5 for key, leaf in buffers.items()}
-    before = {key: leaf.clone() for key, leaf in buffers.items()}
-    whole = evaluate(network, params, buffers, data)
-    single = [
-        evaluate(network, params, buffers, Samples(x[None], y[None]))
-        for x, y in zip(data.x, data.y, strict=True)
-    ]
-    assert [one.predictions.item() for one in single] == whole.predictions.tolist()
-    assert whole.loss == pytest.approx(np.mean([one.loss for one in single]), rel=1e-5)
-    assert all(torch.equal(buffers[key], before[key]) for key in before)

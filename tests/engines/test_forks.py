@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
 
 import pytest
 import torch
@@ -71,21 +70,3 @@ def test_a_fork_waits_for_threads_that_python_does_not_know(
     assert code_of(lambda: int(bool(ended))) == int(over)
     while not ended:
         time.sleep(0.001)
-
-
-@pytest.mark.timeout(25)
-def test_a_fork_waits_for_no_thread_that_sleeps_and_not_for_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also in a forked process, and in a thread that Python does not know."""
-    monkeypatch.setattr(forks, "LIMIT_S", 30.0)
-    over, codes = threading.Event(), SimpleQueue[int | None]()
-
-    def fork() -> None:
-        codes.put(code_of(lambda: 0))
-        over.wait()
-
-    _thread.start_new_thread(fork, ())
-    assert codes.get(timeout=10) == 0
-    assert code_of(lambda: int(code_of(lambda: 0) != 0)) == 0
-    over.set()

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from benchmarks import gpu_budget
 from benchmarks.fake_gpu import Counts, Watch
 from benchmarks.gpu_budget import SMALL, of_round
-from fedml_noniid.core.component import Client
-from fedml_noniid.core.options import RecipeError
-from fedml_noniid.core.trees import Params, tree_map
-from fedml_noniid.plugins.baselines.fedprox import FedProx
 from tests.recipe_table import ALONE
 from tests.walks import thinned
 
@@ -47,8 +41,8 @@ def budget() -> dict[tuple[str, str], Counts]:
 
 
 WAYS = [  # a GPU trains clients side by side; one by one, its hooks are the same
-    *thinned(((entry, "vectorized") for entry in ALONE), 0, 6),
-    *((entry, "sequential") for entry in ("fedgen", "fnr", "scaffold")),
+    *thinned(((entry, "vectorized") for entry in ALONE), 0, 12),
+    *((entry, "sequential") for entry in ("fnr", "scaffold")),
 ]
 
 
@@ -81,34 +75,10 @@ def test_a_method_keeps_its_budget(entry: str, engine: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_round_of_pfls_benchmark_meets_the_target() -> None:
     """At most 60 launches a step, and two waits: one look at the uploads, one at the row."""
     counts, waits = of_round("fedavg", {}, "vectorized", gpu_budget.PFL, 5)
     assert counts.waits <= 2, waits
     assert all(place.startswith("engines/") for place in waits), "a wait names its line"
     assert gpu_budget.per_step("fedavg", {}, "vectorized", gpu_budget.PFL) <= 60
-
-
-def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
-    """FedProx with a change to what it adds to the gradient."""
-    term = FedProx.gradient_term
-
-    def gradient_term(self: FedProx, w: Params, client: Client) -> Params:
-        return tree_map(change, term(self, w, client))
-
-    monkeypatch.setattr(FedProx, "gradient_term", gradient_term)
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_copy_to_the_host_breaks_the_budget(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(monkeypatch, lambda leaf: leaf.cpu().to(leaf.device))
-    counts, _ = of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)
-    assert counts.waits > budget()["fedprox", engine].waits
-    assert counts.copies > budget()["fedprox", engine].copies
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_mix_of_devices_raises(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(monkeypatch, lambda leaf: leaf + torch.ones(leaf.shape))
-    with pytest.raises(RecipeError, match=r"two devices|Unhandled FakeTensor Device Propagation"):
-        of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)

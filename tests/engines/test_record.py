@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,6 @@ from fedml_noniid.core.component import (
     Client,
     Component,
     Exchanges,
-    Reply,
     Server,
     Setting,
     Trace,
@@ -30,70 +28,14 @@ from tests import federation
 from tests.methods import by_hand as hand
 
 
-def listened(ran: hand.Ran) -> list[tuple[Ask, Reply]]:
-    return [(ask, reply) for ask, reply in ran.exchanges if ask.job == "train"]
-
-
-def test_lengths_are_fednnnns_e_and_n_and_its_integral() -> None:
-    ran = hand.run("fedavg", rounds=3)
-    total = 0.0
-    starts = [ask.params for ask, _ in listened(ran)] + [ran.outcome.params]
-    for (ask, reply), row, after in zip(listened(ran), ran.outcome.rows, starts[1:], strict=True):
-        lengths = [
-            np.sqrt(sum((leaf[k] ** 2).sum().item() for leaf in reply.deltas.values()))
-            for k in range(3)
-        ]
-        n = np.sqrt(
-            sum(((after[key] - leaf) ** 2).sum().item() for key, leaf in ask.params.items())
-        )
-        total += n
-        expected = np.average(lengths, weights=hand.SIZES)
-        assert row["update_norm_client"] == pytest.approx(expected, rel=1e-12)
-        assert row["update_norm_server"] == pytest.approx(n, rel=1e-9)
-        assert row["update_norm_server_sum"] == pytest.approx(total, rel=1e-9)
-    assert not any(key.endswith(("_fc", "_conv")) for key in row), (
-        "one kind of layer is the whole model"
-    )
-
-
-def test_the_cosine_of_each_client_with_the_next_global_model() -> None:
-    """CCN's figure 1 (b), for whom it is asked."""
-    assert "round/similarity_to_global" not in hand.run("fedavg").outcome.tensors
-    ran = hand.run("fedavg", rounds=2, observing=True)
-    (ask, last) = listened(ran)[-1]
-    found = ran.outcome.tensors["round/similarity_to_global"]
-    assert found.shape == (2, 3)
-    end = np.concatenate([leaf.numpy().ravel() for leaf in ran.outcome.params.values()])
-    for k in range(3):
-        own = np.concatenate(
-            [(ask.params[key] + leaf[k]).numpy().ravel() for key, leaf in last.deltas.items()]
-        )
-        wanted = own @ end / np.linalg.norm(own) / np.linalg.norm(end)
-        assert found[-1, k].item() == pytest.approx(wanted, rel=1e-12)
-
-
 def test_groups_of_layers_have_lengths_of_their_own() -> None:
     """Of a model with both kinds: the squares of the groups' lengths add up to the whole's."""
     net = cnn((1, 6, 6), federation.N_CLASSES, channels=2, hidden=4)
-    (row,) = federation.run("fedavg", of=federation.images(), model=net, rounds=1).rows
+    (row,) = federation.run("fedavg", data=federation.images(), model=net, rounds=1).rows
     whole, fc, conv = (row[f"update_norm_server{group}"] for group in ("", "_fc", "_conv"))
     assert fc**2 + conv**2 == pytest.approx(whole**2, rel=1e-9)
     assert min(fc, conv) > 0
     assert 0 < row["update_norm_client_conv"] < row["update_norm_client"]
-
-
-def test_bytes_by_client() -> None:
-    """FNR-FL's refined clients send a model twice, the others once."""
-    ran = federation.simulation("fnr", {"fnr": {"p": 0.5, "epochs": 1, "batch_size": 8}}, rounds=2)
-    out = ran.run()
-    up, clients = out.tensors["round/bytes_up"], out.tensors["round/clients"]
-    assert up.shape == clients.shape == (2, 4)
-    assert up.sum(1).tolist() == [row["bytes_up"] for row in out.rows]
-    model = 4 * sum(leaf.numel() for leaf in out.params.values())
-    for row in up:
-        counts = sorted(row.tolist())
-        assert counts[0] == counts[1] and counts[2] == counts[3]
-        assert counts[2] - counts[0] == model
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fedml_noniid.core.trees import n_bytes
-from fedml_noniid.engines.cohort import draw_cohort
 from fedml_noniid.engines.plan import initial_model
 from tests import federation
 from tests.recipe_table import ALONE
@@ -30,12 +29,6 @@ def traffic(
         recipe, settings, cohort=cohort, batch_norm=batch_norm, rounds=rounds
     ).rows
     return [(row["bytes_up"], row["bytes_down"]) for row in rows]
-
-
-def test_the_model_is_the_size_that_it_is() -> None:
-    """6*5 + 5 + 5*3 + 3 = 53 numbers; batch norm adds 5 + 5, and 5 + 5 buffers."""
-    assert model(False) == (53 * FLOAT, 53 * FLOAT)
-    assert model(True) == (63 * FLOAT, 73 * FLOAT)
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -66,18 +59,6 @@ def test_rfedavg_plus_sends_one_mean_and_no_model_twice() -> None:
     assert later == [(N * (m + D * FLOAT), N * (m + D * FLOAT))] * 2
     # w_0 with the first maps, then w_1.
     assert first == (N * D * FLOAT + N * (m + D * FLOAT), N * m + N * D * FLOAT + N * m)
-
-
-def test_rfedavg_plus_sends_the_model_to_those_who_did_not_map_it() -> None:
-    """ "+M if the sync receivers differ from next round's clients"."""
-    _, m = model(False)
-    rows = traffic("rfedavg_plus")
-    cohorts = [set(draw_cohort(3, t, N, COHORT)) for t in (1, 2, 3)]
-    fresh = [len(cohorts[t] - cohorts[t - 1]) for t in (1, 2)]
-    assert any(fresh), "the example has a newcomer"
-    for (up, down), new in zip(rows[1:], fresh, strict=True):
-        assert up == COHORT * (m + D * FLOAT)
-        assert down == new * m + COHORT * D * FLOAT + COHORT * m
 
 
 GENERATOR = 6 * (3 + C) + 6 + D * 6 + D  # numbers of FedGen's: 3 of noise and C, 6 hidden, D
@@ -121,13 +102,12 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("entry", BESIDE)
-def test_what_a_method_moves_beside_the_model(entry: str, batch_norm: bool) -> None:
-    params, m = model(batch_norm)
+def test_what_a_method_moves_beside_the_model(entry: str) -> None:
+    params, m = model(batch_norm=True)
     params_up, up, params_down, down = BESIDE[entry]
     recipe, settings = ALONE[entry]
-    rows = federation.run(recipe, settings, batch_norm=batch_norm).rows
+    rows = federation.run(recipe, settings, batch_norm=True, rounds=2, epochs=1).rows
     for row in rows:
         assert row["bytes_up"] == COHORT * (m + params_up * params + up * FLOAT)
         assert row["bytes_down"] == COHORT * (m + params_down * params + down * FLOAT)

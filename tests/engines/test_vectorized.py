@@ -134,13 +134,3 @@ def test_the_page_has_the_engines_that_auto_takes() -> None:
     page = Path("docs/performance.md").read_text().split("## Which engine runs")[1].split("##")[0]
     rows = [row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| ")][1:]
     assert rows == [engine for engine, _ in AUTO.values()]
-
-
-def test_a_dense_network_with_a_projection_takes_several_clients_trees() -> None:
-    model = build("mlp", (6,), federation.N_CLASSES, {"hidden": 5, "projection": 4})
-    assert model.dense
-    options = {"dtype": torch.float64, "model": model}
-    vectorized, alone = (
-        federation.run("moon", engine=engine, **options) for engine in ("vectorized", "sequential")
-    )
-    close(vectorized.params, alone.params)

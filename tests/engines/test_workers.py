@@ -8,25 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedml_noniid.contract import checks
 from fedml_noniid.core.errors import UserError
-from fedml_noniid.core.trees import Tree
 from fedml_noniid.engines import forks, sequential
-from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.simulation import Simulation
-from fedml_noniid.engines.storage import ALIGNED, SharedStorage, rows_for, shared
+from fedml_noniid.engines.storage import ALIGNED, rows_for, shared
 from fedml_noniid.engines.workers import Workers, portion
 from fedml_noniid.models import build
 from tests import federation
 from tests.processes import alive, until
-from tests.walks import thinned
 
 
 def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: Any) -> Simulation:
@@ -34,7 +29,7 @@ def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: A
     return federation.simulation(
         recipe,
         settings,
-        of=of,
+        data=of,
         model=build("cnn", (1, 6, 6), 3, {"channels": 2, "hidden": 4}),
         workers=workers,
         **options,
@@ -44,17 +39,6 @@ def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: A
 def processes_of(made: Simulation) -> list[int]:
     assert isinstance(made.engine, Workers) and made.engine._pool is not None
     return [process.pid or 0 for process in made.engine._pool.processes]
-
-
-# Memories; what is held through a round; asks before the first round and after the last; what the
-# server trains.
-RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "ccvr", "fedgen"]
-
-
-@pytest.mark.parametrize("recipe", thinned(RECIPES, 0, 2))
-def test_the_same_bits_as_in_one_process(recipe: str, tmp_path: Path) -> None:
-    """In more processes than clients of a cohort."""
-    checks.processes_agree(recipe, {}, tmp_path, processes=9)
 
 
 @pytest.mark.parametrize(
@@ -107,22 +91,6 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
         next(rounds)
 
 
-def test_a_forked_process_that_ends_the_engine_leaves_the_workers() -> None:
-    """It has a copy of the engine and the numbers of processes that are not its own."""
-    kept = [simulation("fedavg")]
-    rounds = kept[0].rounds()
-    next(rounds)
-    engine = weakref.ref(kept[0].engine)
-    child = os.fork()
-    if child == 0:
-        rounds.close()
-        kept.clear()
-        gc.collect()
-        os._exit(engine() is not None)
-    assert os.waitpid(child, 0)[1] == 0, "the engine is gone in the forked process"
-    next(rounds)
-
-
 def test_a_backward_pass_before_the_run_is_no_failure() -> None:
     """On a machine with a GPU (which torch is made to believe), autograd has threads after it, and
     refuses to work in forked processes: the clients then train in this one."""
@@ -157,37 +125,6 @@ def test_dense_models_and_single_clients_stay_in_one_process() -> None:
 
 
 # shared storage
-
-TREE: Tree = {
-    "a": torch.arange(5, dtype=torch.float64),
-    "deep": {
-        "b": torch.tensor([[True], [False]]),
-        "c": torch.ones((), dtype=torch.int64),
-        "none": torch.empty(0, 3),
-    },
-    "view": torch.arange(12.0).reshape(3, 4).t(),
-}
-
-
-def same(found: Tree, wanted: Tree) -> bool:
-    a, b = flatten(found), flatten(wanted)
-    return a.keys() == b.keys() and all(
-        torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in b
-    )
-
-
-def test_a_storage_gives_back_what_was_put_in() -> None:
-    small = SharedStorage(ALIGNED)  # what does not fit travels by itself
-    assert same(small.get(small.put(TREE)), TREE)
-    storage = SharedStorage(10 * ALIGNED)
-    places = storage.put(TREE)
-    assert same(storage.get(places), TREE)
-    assert storage.get(places)["view"].data_ptr() % ALIGNED == 0
-    storage.clear()
-    again = storage.put({"x": torch.zeros(5, dtype=torch.float64)})
-    assert torch.equal(storage.get(places)["a"], storage.get(again)["x"]), (
-        "the place of the first leaf"
-    )
 
 
 @pytest.mark.parametrize("memory", [None, shared], ids=["private", "shared"])

@@ -11,8 +11,20 @@ from fedml_noniid import own_code
 from fedml_noniid.credentials import authority
 from fedml_noniid.governance import policy, study
 from tests.deploy import world
+from tests.deploy.conftest import asking_soon as asking_soon
 
 TODAY = datetime.date(2027, 3, 1)
+# A module of a stranger leaves a trace when it is imported.
+RATE = {"decay": "fedx_of_a_stranger:Mine", "start": 0.1}
+MODULE = """
+from pathlib import Path
+Path(__file__).with_name('trace').touch()
+from dataclasses import dataclass
+from fedml_noniid.rates import Rate
+@dataclass(frozen=True)
+class Mine(Rate):
+    pass
+"""
 
 
 class Place:
@@ -44,7 +56,7 @@ class Place:
     def decide(self, today: datetime.date = TODAY, samples: int = 33) -> policy.Agreed:
         """The site's decision. Raises UserError."""
         agreed = policy.read_agreed(self.config)
-        agreed.check(policy.Site(samples, today, 1))
+        agreed.check(1, samples, today)
         return agreed
 
 

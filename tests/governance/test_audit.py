@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tracemalloc
@@ -31,22 +30,18 @@ class Logs:
         for exchange in range(EXCHANGES):
             self.talk(server, silo, exchange)
 
-    def opened(self, rank: int, kit: int | None = None) -> audit.Log:
+    def opened(self, rank: int) -> audit.Log:
         path = (self.server, self.silo)[rank]
-        used = rank if kit is None else kit
-        return audit.Log(path, Kit.read(self.kits / str(used), used), study="s")
+        return audit.Log(path, Kit.read(self.kits / str(rank), rank), study="s")
 
     @staticmethod
     def talk(server: audit.Log, silo: audit.Log, exchange: int) -> None:
-        for sender, name, receiver, other in (
-            (server, "server", silo, "silo-1"),
-            (silo, "silo-1", server, "server"),
-        ):
-            said = {"message": "Task" if sender is server else "Answer"}
-            said |= {"head": {"exchange": exchange}, "sha256": f"{exchange}{name}"}
-            sender.write(audit.SENT, peer=other, exchange=exchange, **said)
-            seal = sender.seal()
-            receiver.write(audit.ARRIVED, peer=name, exchange=exchange, **said, seal=seal)
+        ends = (server, "server", "Task"), (silo, "silo-1", "Answer")
+        for (log, name, message), (other, peer, _) in (ends, ends[::-1]):
+            facts = {"message": message, "head": {"exchange": exchange}, "exchange": exchange}
+            facts["sha256"] = f"{exchange}{name}"
+            log.write(audit.SENT, peer=peer, **facts)
+            other.write(audit.ARRIVED, peer=name, **facts, seal=log.seal())
         silo.write("noted", exchange=exchange)
 
     def verify(self) -> str:
@@ -61,14 +56,13 @@ class Logs:
     def lines(self, lines: list[bytes]) -> None:
         self.silo.write_bytes(b"".join(lines))
 
-    def again(self, bodies: list[dict], kit: int = 1) -> None:
-        """Writes the silo's log anew, as the holder of a kit could: chained and signed."""
-        log = bodies[0]["log"]
+    def again(self, bodies: list[dict]) -> None:
+        """Writes the silo's log anew, as the holder of its kit could: chained and signed."""
         self.silo.unlink()
-        made = self.opened(1, kit)
+        made = self.opened(1)
         self.silo.write_bytes(b"")
-        made._n, made._prev, made._log = 0, audit.NONE, log
-        assert not [*made._file.read()]
+        assert not list(made._file.read())
+        made._n, made._prev, made._log = 0, audit.NONE, bodies[0]["log"]
         for body in bodies:
             kept = {k: v for k, v in body.items() if k not in ("n", "log", "prev", "kind", "at")}
             made.write(body["kind"], **kept)
@@ -112,29 +106,6 @@ def only(*numbers: int) -> Callable[[Logs], None]:
     return tamper
 
 
-def one_bit_of_a_signature(logs: Logs) -> None:
-    at = logs.lines[5].index(b'"signature":"') + 40
-    edited(5, b"(?<=.{%d})." % at, b"B" if logs.lines[5][at] == ord("A") else b"A")(logs)
-
-
-def truncated_in_a_line(logs: Logs) -> None:
-    logs.silo.write_bytes(b"".join(logs.lines[:-3]) + logs.lines[-3][:20])
-
-
-def inserted(logs: Logs) -> None:
-    line = json.dumps({"n": 5, "log": "x", "at": "", "kind": "sent", "prev": "0" * 64})
-    logs.lines = [*logs.lines[:5], line.encode() + b"\n", *logs.lines[5:]]
-
-
-def an_empty_line(logs: Logs) -> None:
-    logs.lines = [*logs.lines[:5], b"\n", *logs.lines[5:]]
-
-
-def another_silos_log(logs: Logs) -> None:
-    logs.silo.unlink()
-    logs.opened(1, kit=2)
-
-
 def the_servers_log(logs: Logs) -> None:
     logs.silo.write_bytes(logs.server.read_bytes())
 
@@ -150,11 +121,6 @@ def an_older_copy(logs: Logs) -> None:
     logs.silo.write_bytes(old)
 
 
-def written_anew_by_its_own_process_without_a_line(logs: Logs) -> None:
-    bodies = logs.bodies()
-    logs.again(bodies[:5] + bodies[6:])
-
-
 def written_anew_by_its_own_process_with_another_upload(logs: Logs) -> None:
     bodies = logs.bodies()
     bodies[5]["sha256"] = "f00d"
@@ -164,41 +130,31 @@ def written_anew_by_its_own_process_with_another_upload(logs: Logs) -> None:
 def written_anew_with_another_key(logs: Logs) -> None:
     bodies = logs.bodies()
     authority.renew(logs.kits, 1)  # its holder has the old certificate, and a key of his own
-    logs.again(bodies, kit=1)
+    logs.again(bodies)
 
 
 def of_another_federation(logs: Logs) -> None:
-    kits = logs.kits.parent / "foreign"
-    authority.make(kits, 1)
-    ours, logs.kits = logs.kits, kits
-    certificate = (kits / "1" / "own.crt").read_text()
-    logs.again([body | {"certificate": certificate} for body in logs.bodies()])
-    logs.kits = ours
+    bodies = logs.bodies()
+    shutil.rmtree(logs.kits)
+    authority.make(logs.kits, 1)
+    certificate = (logs.kits / "1" / "own.crt").read_text()
+    logs.again([body | {"certificate": certificate} for body in bodies])
 
 
 TAMPERINGS = {
     edited(
         4, b'"exchange":1', b'"exchange":2'
     ): r"audit-1.jsonl: line 6: does not follow|line 5: is not signed",
-    edited(7, b'"at":"20', b'"at":"19'): "line 9: does not follow|line 8: is not signed",
-    one_bit_of_a_signature: "line 6: is not signed by the process|line 6: is no line",
     edited(3, b'{"n"', b'{ "n"'): "line 4: is no line|line 5: does not follow",
     edited(3, b',"prev"', b',"sha256":"f00d","prev"'): "line 5: does not follow",
     only(*range(5), *range(6, 19)): r"line 6: does not follow the line before: .*\(it has n = 6\)",
-    only(*range(1, 19)): r"line 1: does not follow .*\(it has n = 1\)",
-    only(*range(16)): "had signed 18 lines; .* ends with line 16: lines were removed",
-    truncated_in_a_line: "had signed 18 lines; .* ends with line 16: lines were removed",
-    inserted: "line 6: is no line of an audit log",
-    only(*range(5), *range(4, 19)): r"line 6: does not follow .*\(it has n = 4\)",
+    only(*range(16)): "silo-1 had signed line 18 .* another line there or none: lines were removed",
     only(*range(4), 5, 4, *range(6, 19)): r"line 5: does not follow .*\(it has n = 5\)",
     only(): "has no whole line",
-    an_empty_line: "line 6: is no line of an audit log",
-    another_silos_log: "audit-1.jsonl: is the log of silo-2",
     the_servers_log: "audit-1.jsonl: is the log of server",
-    a_log_begun_anew: "line 3: silo-1 wrote the log .*; .*audit-1.jsonl is another one",
-    an_older_copy: "had signed 22 lines; .* ends with line 19: lines were removed",
-    written_anew_by_its_own_process_without_a_line: "line .: silo-1 had signed another line",
-    written_anew_by_its_own_process_with_another_upload: "silo-1 had signed another line 6",
+    a_log_begun_anew: "line 3: silo-1 had signed line 3 of the log .* another line there or none",
+    an_older_copy: "silo-1 had signed line 22 .* another line there or none: lines were removed",
+    written_anew_by_its_own_process_with_another_upload: "had signed line 6 .* has another line",
     written_anew_with_another_key: "line 1: is not signed by the process",
     of_another_federation: "line 1: has the certificate of a stranger",
 }
@@ -216,11 +172,9 @@ def test_tampering_is_found_and_the_line_is_named(
 
 def test_the_other_side_can_not_accuse_without_a_signature(logs: Logs) -> None:
     """The server writes down a seal that the silo never made, and a message that it never sent."""
-    server = logs.opened(0)
     seal = audit.Seal(logs.bodies()[0]["log"], 30, "0" * 64, "AAAA")
     said = {"message": "Answer", "head": {"exchange": 9}, "sha256": "f00d"}
-    server.write(audit.ARRIVED, peer="silo-1", **said, seal=seal)
-    server.write("noted", peer="silo-1", seal=[1, {}], certificate=3)
+    logs.opened(0).write(audit.ARRIVED, peer="silo-1", **said, seal=seal)
     with pytest.raises(UserError) as error:
         logs.verify()
     assert str(error.value).splitlines() == [
@@ -250,21 +204,17 @@ def test_a_process_does_not_go_on_with_a_damaged_log(logs: Logs, n: int, words: 
         logs.opened(1)
 
 
-@pytest.mark.parametrize(
-    ("source", "rank", "who"), [("foreign", 1, "a stranger"), ("kits", 2, "silo-2")]
-)
+@pytest.mark.parametrize(("rank", "who"), [(1, "a stranger"), (2, "silo-2")])
 def test_a_process_does_not_go_on_with_a_log_of_another(
-    logs: Logs, tmp_path: Path, source: str, rank: int, who: str
+    logs: Logs, tmp_path: Path, rank: int, who: str
 ) -> None:
     """Each line is signed, by a key of another CA or of another silo."""
     authority.make(tmp_path / "foreign", 1)
-    place = logs.kits if source == "kits" else tmp_path / source
+    folder = tmp_path / "foreign" if who == "a stranger" else logs.kits
     logs.silo.unlink()
-    audit.Log(logs.silo, Kit.read(place / str(rank), rank))
-    before = logs.silo.read_bytes()
+    audit.Log(logs.silo, Kit.read(folder / str(rank), rank))
     with pytest.raises(UserError, match=f"is the log of {who}, and this is silo-1; move it away"):
         logs.opened(1)
-    assert logs.silo.read_bytes() == before
 
 
 def test_a_log_is_not_kept_in_memory(logs: Logs) -> None:
@@ -273,11 +223,10 @@ def test_a_log_is_not_kept_in_memory(logs: Logs) -> None:
     for exchange in range(40):
         log.write(audit.ANSWERS, exchange=exchange % 2, peer="x" * 250_000)
     tracemalloc.start()
-    again = logs.opened(1)
+    answers = logs.opened(1).answers
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert again.answers == {(audit.ANSWERS, 0): 20, (audit.ANSWERS, 1): 20}
-    assert most < 5_000_000 < logs.silo.stat().st_size / 2
+    assert answers == {(audit.ANSWERS, 0): 20, (audit.ANSWERS, 1): 20} and most < 5_000_000
 
 
 def test_a_renewed_certificate_goes_on_with_the_log(tmp_path: Path, kits: Path) -> None:
@@ -285,3 +234,16 @@ def test_a_renewed_certificate_goes_on_with_the_log(tmp_path: Path, kits: Path) 
     authority.renew(logs.kits, 1)
     Logs.talk(logs.opened(0), logs.opened(1), EXCHANGES)
     assert "23 lines of silo-1" in logs.verify()
+
+
+def test_a_seal_is_given_once_its_lines_are_on_the_disk(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a loss of power would show as lines that were removed."""
+    log, synced = logs.opened(1), []
+    monkeypatch.setattr(Lines, "sync", lambda _: synced.append(log._n))
+    for _ in range(2):
+        log.write("noted")
+        log.seal()
+        log.seal()
+    assert synced == [log._n - 1, log._n]

@@ -12,22 +12,13 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from fedml_noniid.core.errors import Mistake, UserError
+from fedml_noniid.cli.app import main
+from fedml_noniid.core.errors import UserError
 from fedml_noniid.credentials.certificates import Kit
-from fedml_noniid.deploy import results
 from fedml_noniid.governance import audit, policy, study
-from tests.governance.conftest import Place
+from tests.governance.conftest import MODULE, RATE, Place
 
 HOSTILE = "of \x1b[2J\x7f three\n# signed by Ms Owner\r\u202e\u2028 hospitals\ud800"
-RATE = {"decay": "fedx_of_a_stranger:Mine", "start": 0.1}
-TRACE = "from pathlib import Path\nPath(__file__).with_name('trace').touch()\n"
-MODULE = f"""{TRACE}
-from dataclasses import dataclass
-from fedml_noniid.rates import Rate
-@dataclass(frozen=True)
-class Mine(Rate):
-    pass
-"""
 
 
 COMMANDS = """
@@ -91,22 +82,19 @@ def test_a_strangers_study_imports_nothing(stranger: Place, kits: Path) -> None:
     content["comm_args"] |= {"server": "127.0.0.1:9", "kit": f"{kits}/{{rank}}"}
     stranger.config.write_text(yaml.safe_dump(content))
     (folder / "params.yaml").write_text("experiment: of a hospital\n")
-    for name in (results.MODEL, results.ROUNDS):
-        (folder / name).write_text("round\n1\n")
     config = ("--config", stranger.config)
     commands = [
         ("study", "show", stranger.study),
         ("status", *config),
         ("study", "show", stranger.study, "--rank", 1, *config),
-        ("study", "show", stranger.study, "--rank", 0, *config),
         ("record", folder, *config),
         ("server", *config),
         ("silo", "--rank", 1, *config),
     ]
     (shown, status, *refused) = answers(folder, commands)
     assert shown[0] == 0 and RATE["decay"] in shown[1] and "no policy was asked" in shown[1]
-    assert status[::2] == (0, "") and '"rounds": 1' in status[1]
-    assert [answer[:2] for answer in refused] == [(2, "")] * 3 + [(4, "")] * 2
+    assert status[:2] == (5, "") and "is the server running?" in status[2]
+    assert [answer[:2] for answer in refused] == [(2, "")] * 2 + [(4, "")] * 2
     assert all("allowed: the owners of the policy" in error for *_, error in refused)
     assert not (folder / "trace").exists()
 
@@ -116,26 +104,17 @@ def test_a_study_is_shown_escaped(
     place: Place, capfd: pytest.CaptureFixture[str], key: str
 ) -> None:
     """A text that would clear the screen, turn the line round or look like our verdict."""
-    from fedml_noniid.cli.app import main
-
     text = HOSTILE.replace("\ud800", "")  # YAML has no half characters
     content = yaml.safe_load(place.study.read_text())
     content["messages" if key == "job" else "name"] = {text: text} if key == "job" else text
     sign(place, content)
     assert main(["deploy", "study", "show", str(place.study)]) == 0
-    lines = capfd.readouterr().out.splitlines()
+    output = capfd.readouterr().out
+    lines = output.splitlines()
     assert all(line.isprintable() for line in lines)
     assert [line for line in lines if "signed by" in line and line.lstrip()[0] == "#"] == lines[-1:]
-    (found,) = (line for line in yaml.safe_load_all("\n".join(lines)))
-    assert text in (found["name"], *found["messages"]), "it is escaped, not changed"
-
-
-def test_an_error_has_one_printable_line_for_each_mistake() -> None:
-    error = UserError.from_mistakes(
-        [Mistake(HOSTILE), Mistake("b", ("k\n",), HOSTILE, HOSTILE, "", HOSTILE)]
-    )
-    assert len(str(error).split("\n")) == 2
-    assert str(error).replace("\n", "").isprintable()
+    shown = yaml.safe_load(output)
+    assert text in (shown["name"], *shown["messages"]), "it is escaped, not changed"
 
 
 @pytest.mark.parametrize("field", ["message", "head", "peer", "log"])
@@ -143,23 +122,18 @@ def test_a_log_of_the_other_side_is_told_escaped(
     tmp_path: Path, kits: Path, capfd: pytest.CaptureFixture[str], field: str
 ) -> None:
     """It claims to have got what this side has not sent."""
-    from fedml_noniid.cli.app import main
-
-    logs = [
-        audit.Log(tmp_path / f"audit-{rank}.jsonl", Kit.read(kits / str(rank), rank))
-        for rank in (0, 1)
-    ]
-    facts = {"message": "Task", "head": {"why": "x"}, "peer": "server"}
-    seal = list(logs[0].seal())
+    paths = [tmp_path / f"audit-{rank}.jsonl" for rank in (0, 1)]
+    mine, other = (audit.Log(paths[k], Kit.read(kits / str(k), k)) for k in (0, 1))
+    facts = {"message": "Task", "head": {"why": "x"}, "peer": "server", "seal": list(mine.seal())}
     if field == "log":
-        seal[0] = HOSTILE
+        facts["seal"][0] = HOSTILE
     else:
-        facts |= {field: {"why": HOSTILE} if field == "head" else HOSTILE}
-    logs[1].write(audit.ARRIVED, **facts, seal=seal)
-    words = [str(tmp_path / "audit-0.jsonl"), "--ca", str(kits / "ca" / "ca.crt")]
-    assert main(["audit", "verify", *words, "--against", str(tmp_path / "audit-1.jsonl")]) == 2
-    said = capfd.readouterr()
-    assert all(line.isprintable() and "error: " in line for line in said.err.splitlines())
+        facts[field] = {"why": HOSTILE} if field == "head" else HOSTILE
+    other.write(audit.ARRIVED, **facts)
+    words = [str(paths[0]), "--ca", str(kits / "ca" / "ca.crt"), "--against", str(paths[1])]
+    assert main(["audit", "verify", *words]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert all(line.isprintable() and "error: " in line for line in lines)
 
 
 BOMBS = {
@@ -186,21 +160,15 @@ def test_a_file_that_is_a_bomb_is_one_line(
     place: Place, capfd: pytest.CaptureFixture[str], which: str, bomb: str
 ) -> None:
     """One reader reads the other files too: see tests/data/test_yaml_files.py."""
-    from fedml_noniid.cli.app import main
-
-    path = {"signature": study.signature_of(place.study)}.get(which) or getattr(place, which)
+    path = study.signature_of(place.study) if which == "signature" else getattr(place, which)
+    path.write_bytes(BOMBS[bomb])
     if which == "study":
         sign(place, BOMBS[bomb])
-    else:
-        path.write_bytes(BOMBS[bomb])
-    for more in ([], ["--rank", "1", "--config", str(place.config)]):
-        code = main(["deploy", "study", "show", str(place.study), *more])
-        said = capfd.readouterr()
-        if code:
-            assert said.out == "" and all(line.isprintable() for line in said.err.splitlines())
-            assert said.err.startswith("error: ") and len(said.err) < 4000
-    assert code == 2
-    assert str(path) in said.err
+    words = ["deploy", "study", "show", str(place.study), "--rank", "1", "--config"]
+    assert main([*words, str(place.config)]) == 2
+    output, errors = capfd.readouterr()
+    assert output == "" and all(line.isprintable() for line in errors.splitlines())
+    assert errors.startswith("error: ") and len(errors) < 4000 and str(path) in errors
 
 
 @pytest.mark.parametrize(
@@ -218,8 +186,6 @@ def test_a_log_that_is_a_bomb_is_one_line(
     tmp_path: Path, kits: Path, capfd: pytest.CaptureFixture[str], body: bytes
 ) -> None:
     """As `verify` reads it, and as a process that goes on with it."""
-    from fedml_noniid.cli.app import main
-
     path = tmp_path / "audit-1.jsonl"
     path.write_bytes(
         body.replace(b'"P"', b'"%s"' % audit.NONE.encode()) + b',"signature":"aa=="}\n'

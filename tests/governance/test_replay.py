@@ -39,24 +39,25 @@ def recorded(
     log = audit.Log(folder / "audit-1.jsonl", Kit.read(kits / "1", 1))
     kept = replay.Kept(process(folder, 100), log)
     server, silos = ServerRun(terms, world.shards_of()[0]), world.silos_of(terms)
+
+    def noted(silo: Silo, down: wire.Down) -> wire.Up:
+        kept.keep(silo, down)
+        up = wire.up(0, down.exchange, silo.answer(down))
+        between(log)
+        if hidden:
+            kept.hidden(dict(up))
+        else:
+            sha = wire.digest(up["leaves"])
+            log.write(audit.SENT, peer="server", exchange=down.exchange, sha256=sha)
+        return up
+
     while (down := server.down).ask is not None:
-        ups = {}
-        for k in down.ask.to:
-            mine = wire.row_of(down, k)
-            if k == 0:
-                kept.keep(silos[k], mine)
-            ups[k] = wire.up(k, down.exchange, silos[k].answer(mine))
-            if k == 0:
-                between(log)
-                sha = wire.digest(ups[k]["leaves"])
-                if hidden:
-                    kept.hidden(dict(ups[k]))
-                else:
-                    log.write(audit.SENT, peer="server", exchange=down.exchange, sha256=sha)
+        downs = {k: wire.row_of(down, k) for k in down.ask.to}
+        ups = {k: wire.up(k, down.exchange, silos[k].answer(downs[k])) for k in downs if k}
+        first = {0: noted(silos[0], downs[0])} if 0 in downs else {}
         if down.round == 2:  # the silo's answer does not count
-            ups.pop(0, None)
-            server.without([0] if 0 in down.ask.to else [])
-        server.feed(server.open(ups))
+            server.without(first)
+        server.feed(server.open(ups if down.round == 2 else first | ups))
     return log.path, kept
 
 
@@ -93,18 +94,6 @@ def test_every_answer_is_computed_again(tmp_path: Path, kits: Path, recipe: str)
     assert len({one.body["sha256"] for one in sent}) > 1, "a replay could not fail"
 
 
-def test_all_of_an_answer_in_a_sum_is_compared() -> None:
-    """What is added up, and the counts that the server sees."""
-    leaves = {"deltas/w": torch.ones(2), "n": torch.tensor(1), "loss": torch.tensor(1.0)}
-    changes = [
-        {},
-        {"deltas/w": torch.zeros(2)},
-        {"n": torch.tensor(2)},
-        {"loss": torch.tensor(2.0)},
-    ]
-    assert len({replay._of_hidden(leaves | change) for change in changes}) == 4
-
-
 def test_answers_that_are_not_compared_are_counted(tmp_path: Path, kits: Path) -> None:
     """The first file is gone. Before each answer, the silo has introduced itself again."""
     again = ("sent", "arrived", "arrived", "arrived")
@@ -113,6 +102,13 @@ def test_answers_that_are_not_compared_are_counted(tmp_path: Path, kits: Path) -
     *compared, last = replayed(log, kept, fresh("scaffold")).splitlines()
     assert len(compared) == 2 and all("the same SHA-256" in line for line in compared)
     assert last == f"not compared: 1 (no file in {kept.folder}; see comm_args.replay_mb)"
+
+
+def test_all_of_an_answer_in_a_sum_is_compared() -> None:
+    """What is added up, and the counts that the server sees."""
+    leaves = {"deltas/w": torch.ones(2), "n": torch.tensor(1), "loss": torch.tensor(1.0)}
+    changes = [{key: leaf + 1} for key, leaf in leaves.items()]
+    assert len({replay._of_hidden(leaves | change) for change in ({}, *changes)}) == 4
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -129,37 +125,33 @@ def test_other_samples_give_another_answer(tmp_path: Path, kits: Path, hidden: b
 def test_an_altered_question_is_found(tmp_path: Path, kits: Path) -> None:
     """Also one whose own checksum was made to fit."""
     log, kept = recorded(tmp_path, kits, "scaffold")
-    first, second, *_ = sorted(kept.folder.iterdir())
-    first.write_bytes(second.read_bytes())
-    with pytest.raises(UserError, match="is not what the log says was kept"):
-        replayed(log, kept, fresh("scaffold"), exchange=0)
+    first, second, third = sorted(kept.folder.iterdir())
     with safe_open(second, "pt") as file:
         metadata = file.metadata()
     question = load_file(second)
     question["ask/params/fc2.bias"] += 1
     save_file(question, second, metadata)
-    with pytest.raises(UserError, match="is not what the log says was kept"):
-        replayed(log, kept, fresh("scaffold"), exchange=1)
-    first.write_bytes(second.read_bytes()[:-1])
-    with pytest.raises(UserError, match="damaged"):
-        replayed(log, kept, fresh("scaffold"), exchange=0)
+    first.write_bytes(third.read_bytes())
+    third.write_bytes(third.read_bytes()[:-1])
+    words = "is not what the log says was kept"
+    for exchange, said in enumerate((words, words, "damaged")):
+        with pytest.raises(UserError, match=said):
+            replayed(log, kept, fresh("scaffold"), exchange)
 
 
 def test_the_folder_has_a_limit(
     tmp_path: Path, kits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, kept = recorded(tmp_path, kits, "scaffold")
-    every = sorted(kept.folder.iterdir())
-    monkeypatch.setattr(kept, "_most", sum(path.stat().st_size for path in every[1:]))
+    first, *_, last = sorted(kept.folder.iterdir())
+    monkeypatch.setattr(kept, "_most", 2 * last.stat().st_size)
     silo = fresh("scaffold")
-    server = ServerRun(silo.terms, world.shards_of()[0])
-    kept.keep(silo, wire.row_of(server.down, 0))
+    down = wire.row_of(ServerRun(silo.terms, world.shards_of()[0]).down, 0)
+    kept.keep(silo, down)
     left = sorted(kept.folder.iterdir())
-    assert left[:-1] == every[2:] or left[:-1] == every[1:], "the oldest go"
-    assert sum(path.stat().st_size for path in left) <= kept._most
+    assert first not in left and last in left, "the oldest go"
     with pytest.raises(UserError, match="has nothing of it; comm_args"):
-        replayed(log, kept, fresh("scaffold"), exchange=0)
-    none = process(tmp_path / "none", 0)
-    nothing = replay.Kept(none, audit.Log(tmp_path / "b", Kit.read(kits / "1", 1)))
-    nothing.keep(silo, wire.row_of(server.down, 0))
-    assert not nothing.folder.exists()
+        replayed(log, kept, silo, exchange=0)
+    monkeypatch.setattr(kept, "_most", 0)
+    kept.keep(silo, down)
+    assert sorted(kept.folder.iterdir()) == left

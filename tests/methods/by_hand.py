@@ -250,11 +250,29 @@ class Ran:
     ) -> Tree:
         """The model of a method that averages: w <- sum_k p_k local(w, k, batches), with p_k in
         proportion to the weights."""
-        w = W0
+        return self.kept(lambda w, _, k, batches: (local(w, k, batches), None), None, weights)[0]
+
+    def kept(
+        self,
+        local: Callable[[Tree, Any, int, list[Array]], tuple[Tree, Any]],
+        first: Any,
+        weights: Sequence[float] = SIZES,
+    ) -> tuple[Tree, list[Any]]:
+        """(the model, what each client keeps) of a method that averages: `local(w, kept, k,
+        batches)` gives w_k and what the client keeps from then on, at first `first`."""
+        w, kept = W0, [first] * len(CLIENTS)
         for _, cohort, batches in self.rounds():
-            ends = [local(w, k, of) for k, of in zip(cohort, batches, strict=True)]
+            ends = []
+            for k, of in zip(cohort, batches, strict=True):
+                end, kept[k] = local(w, kept[k], k, of)
+                ends.append(end)
             w = average(shares(cohort, weights), ends)
-        return w
+        return w, kept
+
+    def tests(self, models: Sequence[Tree], rtol: float = 1e-10) -> None:
+        """Compares the model that each client is tested with."""
+        for k, model in enumerate(models):
+            same(row(self.outcome.personal["params"], k), model, rtol)
 
     def follows(
         self, loss: Callable[[Tree, Tree, int, Array], tuple[float, Tree]], start: Tree = W0

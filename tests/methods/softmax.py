@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -19,7 +20,10 @@ LR, D, C = 0.1, 6, federation.N_CLASSES
 OF = federation.federation(torch.float64)
 X, Y = OF.train.x.numpy(), OF.train.y.numpy()
 N_K = np.array([len(rows) for rows in OF.clients]) / len(Y)
-ENGINES = [("sequential", 1), ("vectorized", 1), ("sequential", 2)]  # (engine, processes)
+ENGINES = [  # (engine, processes)
+    ("sequential", 1),
+    *(pytest.param(on, marks=pytest.mark.slow) for on in (("vectorized", 1), ("sequential", 2))),
+]
 
 
 def simulation(recipe: str, settings: Any, engine: tuple[str, int], **more: Any) -> Simulation:
@@ -27,7 +31,7 @@ def simulation(recipe: str, settings: Any, engine: tuple[str, int], **more: Any)
     name, workers = engine
     options = {"epochs": 1, "batch_size": 99, "lr": LR, "cohort": 6, "rounds": 2} | more
     model = build("logistic_regression", (D,), C, {})
-    more = {"of": OF, "model": model, "dtype": torch.float64, "engine": name, "workers": workers}
+    more = {"data": OF, "model": model, "dtype": torch.float64, "engine": name, "workers": workers}
     return federation.simulation(recipe, settings, **more, **options)
 
 

@@ -29,41 +29,24 @@ def test_two_rounds(engine: str, adaptive: bool) -> None:
     """
     options: dict[str, Any] = {"alpha": 0.4, "adaptive": adaptive}
     ran = hand.run("apfl", {"apfl": options}, engine=engine, batch_size=2)
-    model, v, alpha = hand.W0, [hand.W0] * 3, [0.4] * 3
-    for _, _, batches in ran.rounds():
-        ends = []
-        for k, of in enumerate(batches):
-            w = model
-            for batch in of:
-                x, y = hand.X[batch], hand.Y[batch]
-                g = hand.gradient(mixed(alpha[k], v[k], w), x, y)
-                slope = product(hand.each(np.subtract, v[k], w), g)
-                v[k] = hand.each(lambda v, g, a=alpha[k]: v - hand.LR * a * g, v[k], g)
-                alpha[k] -= hand.LR * slope if adaptive else 0.0
-                w = hand.descend(w, [batch])
-            alpha[k] = min(max(alpha[k], 0.0), 1.0)
-            ends.append(w)
-        model = hand.average(np.array(hand.SIZES) / 6, ends)
+
+    def local(w: hand.Tree, kept: Any, k: int, batches: list[hand.Array]) -> Any:
+        v, alpha = kept
+        for batch in batches:
+            g = hand.gradient(mixed(alpha, v, w), hand.X[batch], hand.Y[batch])
+            slope = product(hand.each(np.subtract, v, w), g)
+            v = hand.each(lambda v, g, a=alpha: v - hand.LR * a * g, v, g)
+            alpha -= hand.LR * slope if adaptive else 0.0
+            w = hand.descend(w, [batch])
+        return w, (v, min(max(alpha, 0.0), 1.0))
+
+    model, kept = ran.kept(local, (hand.W0, 0.4))
     hand.same(ran.outcome.params, model)
-    for k in range(3):
-        hand.same(hand.row(ran.outcome.personal["params"], k), mixed(alpha[k], v[k], model))
+    ran.tests([mixed(alpha, v, model) for v, alpha in kept])
     if adaptive:
         found = ran.memory("apfl")["v"]["apfl.alpha"].numpy()
-        np.testing.assert_allclose(found, alpha, rtol=1e-10)
-        assert len(set(alpha)) == 3, "each client has its own"
-
-
-def test_the_ends_of_alpha(engine: str) -> None:
-    """alpha = 0 tests the global model; with alpha = 1 a client is alone, as Ditto's without a
-    pull."""
-    nothing = hand.run("apfl", {"apfl": {"alpha": 0.0}}, engine=engine)
-    for name, leaf in nothing.outcome.personal["params"].items():
-        assert torch.equal(leaf, nothing.outcome.params[name].expand_as(leaf))
-    alone = hand.run("apfl", {"apfl": {"alpha": 1.0}}, engine=engine)
-    ditto = hand.run("ditto", {"ditto": {"lam": 0.0}}, engine=engine)
-    for k in range(3):
-        wanted = hand.arrays(hand.row(ditto.outcome.personal["params"], k))
-        hand.same(hand.row(alone.outcome.personal["params"], k), wanted)
+        np.testing.assert_allclose(found, [alpha for _, alpha in kept], rtol=1e-10)
+        assert len({alpha for _, alpha in kept}) == 3, "each client has its own"
 
 
 def test_alpha_beyond_an_end_has_the_gradient_of_one_inside() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from fedml_noniid.plugins.ccn.algorithm import CCN
 from tests.methods import by_hand as hand
 from tests.methods import test_sgdm
+from tests.methods.test_fednova import combined
 
 T = 0.5
 SIZES = np.array(hand.SIZES)
@@ -106,15 +107,6 @@ def test_r_are_the_clients_of_the_round(engine: str) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_scaffolds_model_step_is_weighted_and_its_control_variates_are_not(engine: str) -> None:
-    """nu_r = 1/m; c <- c + (|S|/N) mean of dc_i. First round, c = c_i = 0."""
-    ran = hand.run("scaffold+ccn", {"ccn": {"T": T}}, engine=engine, rounds=1)
-    local = trained(hand.W0)
-    hand.same(ran.outcome.params, hand.average(weights(means(local), np.full(3, 1 / 3)), local))
-    dc = [hand.each(lambda x, y: (x - y) / (2 * hand.LR), hand.W0, y) for y in local]
-    hand.same(ran.state("scaffold")["c"], hand.average([1 / 3] * 3, dc))
-
-
 def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> None:
     """Two rounds: v <- gamma v + g, w <- w - eta v; the server sends sum c_r w_r and sum c_r
     v_r."""
@@ -128,37 +120,36 @@ def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> 
     hand.same(ran.state("sgdm")["v"], reference.v)
 
 
-def test_with_fnr_z_is_that_of_the_unrefined_model(engine: str) -> None:
-    ran = hand.run(
-        "fnr+ccn", {"ccn": {"T": T}, "fnr": {"p": 0.5, "epochs": 3, "batch_size": 8}}, engine=engine
-    )
-    w = hand.W0
-    for t in range(2):
-        local = trained(w)
-        z = means(local)
-        ask, _ = ran.exchanges[2 * t + 1]
-        for j in ask.to:
-            local[j] = hand.descend(local[j], [np.arange(4)] * 3, x=hand.PUBLIC_X, y=hand.PUBLIC_Y)
-        w = hand.average(weights(z), local)
-    hand.same(ran.outcome.params, w)
-
-
-def test_fednnnn_has_its_weights_in_u_and_in_e(engine: str) -> None:
-    """nu_r = 1/m. First round: w + beta (E / N) u, evaluated is w + u."""
-    ran = hand.run(
-        "fednnnn+ccn", {"ccn": {"T": T}, "fednnnn": {"beta": 0.9}}, engine=engine, rounds=1
-    )
-    local = trained(hand.W0)
-    c = weights(means(local), np.full(3, 1 / 3))
+def stretched(c: hand.Array, local: Sequence[hand.Tree]) -> hand.Tree:
+    """FedNNNN's w + beta (E / N) u, with u and E of CCN's weights."""
     deltas = [hand.each(np.subtract, w_k, hand.W0) for w_k in local]
     u = hand.average(c, deltas)
-    stretch = (
-        0.9
-        * sum(c_k * hand.length(delta) for c_k, delta in zip(c, deltas, strict=True))
-        / hand.length(u)
-    )
-    hand.same(ran.outcome.params, hand.each(lambda w, u: w + stretch * u, hand.W0, u))
-    hand.same(ran.outcome.evaluated, hand.average(c, local))
+    by = 0.9 * float(c @ [*map(hand.length, deltas)]) / hand.length(u)
+    return hand.each(lambda w, u: w + by * u, hand.W0, u)
+
+
+def with_h(c: hand.Array, local: Sequence[hand.Tree]) -> hand.Tree:
+    """FedDyn's mean minus h / alpha, whose h is that of uniform weights."""
+    moved = [hand.each(np.subtract, w_k, hand.W0) for w_k in local]
+    return hand.each(np.add, hand.average(c, local), hand.average(UNIFORM, moved))
+
+
+UNIFORM, A = np.full(3, 1 / 3), np.full(3, 2.0)
+# The method's own weights, its options, and the model after round 1, of CCN's weights
+OTHERS: dict[str, tuple[hand.Array, dict[str, object], Callable[..., hand.Tree]]] = {
+    "scaffold": (UNIFORM, {}, hand.average),
+    "fednnnn": (UNIFORM, {"beta": 0.9}, stretched),
+    "feddyn": (UNIFORM, {}, with_h),
+    "fednova": (SIZES / 6, {}, lambda c, local: combined(hand.W0, local, c, A, A, "direction")),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_others_take_its_weights(engine: str, other: str) -> None:
+    nu, options, after = OTHERS[other]
+    ran = hand.run(f"ccn+{other}", {"ccn": {"T": T}, other: options}, engine=engine, rounds=1)
+    local = ran.local(0)
+    hand.same(ran.outcome.params, after(weights(means(local), nu), local))
 
 
 # The contribution

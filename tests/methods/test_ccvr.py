@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedml_noniid.core.component import Setting
 from fedml_noniid.core.randomness import fold, identity, normal, uniform
 from fedml_noniid.data.streams import key
 from fedml_noniid.plugins.baselines.ccvr import CCVR
 from tests.methods import by_hand as hand
 
-SETTING = Setting(3, 3)
 CALIBRATE: dict[str, object] = {
     "samples": 7,
     "epochs": 2,
@@ -57,26 +55,6 @@ def test_what_clients_send(engine: str) -> None:
             np.testing.assert_allclose(found[name][k], leaf, rtol=1e-10, atol=1e-13, err_msg=name)
     assert found["cov"][0].abs().max() == 0, "client 0 has one sample"
     assert found["cov"][2].abs().max() > 0
-
-
-def test_the_pool_is_that_of_the_union_for_any_split() -> None:
-    """Five clients, one without any sample of class 1, class 2 with one sample in all, class 3 with
-    none."""
-    rng = np.random.default_rng(0)
-    z, y = rng.normal(size=(60, 5)) @ rng.normal(size=(5, 5)) + 3, rng.integers(0, 2, 60)
-    y[7] = 2
-    owner = rng.integers(0, 5, 60)
-    owner[y == 1] %= 4
-    parts = [statistics(z[owner == k], y[owner == k], 4) for k in range(5)]
-    n, mean, cov = CCVR.pooled(
-        {name: torch.tensor(np.stack([part[name] for part in parts])) for name in parts[0]}
-    )
-    assert n.tolist() == [(y == c).sum() for c in range(4)]
-    for c in (0, 1):
-        np.testing.assert_allclose(mean[c], z[y == c].mean(0), rtol=1e-12)
-        np.testing.assert_allclose(cov[c], np.cov(z[y == c].T), rtol=1e-10)
-    np.testing.assert_allclose(mean[2], z[7], rtol=1e-12)
-    assert cov[2].abs().max() == 0 and cov[3].abs().max() == 0, "fewer than two samples: mean only"
 
 
 def root(cov: hand.Array) -> hand.Array:
@@ -129,13 +107,3 @@ def test_classes_that_nobody_has_get_no_features_and_single_samples_get_their_ow
     assert np.unique(y).tolist() == [1, 2]
     assert (z[y == 1] == [2, 3]).all()
     assert (z[y == 2] != [1, 1]).all()
-
-
-def test_a_singular_covariance_makes_no_noise_where_there_is_none() -> None:
-    """Two samples in six dimensions, one of them of a dead neuron: features on the line through
-    both."""
-    a, b = np.random.default_rng(2).normal(size=(2, 6)) * [1, 2, 3, 4, 5, 0]
-    z, _ = virtual([2], [(a + b) / 2], [np.cov(np.stack([a, b]).T)], 50)
-    along = (z - (a + b) / 2) @ (b - a) / ((b - a) @ (b - a))
-    np.testing.assert_allclose(z, (a + b) / 2 + along[:, None] * (b - a), atol=1e-12)
-    assert np.isfinite(z).all() and along.std() > 0.1

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests import federation
 from tests.methods import by_hand as hand
 
 ALL_X, ALL_Y = np.concatenate([hand.X, hand.PUBLIC_X]), np.concatenate([hand.Y, hand.PUBLIC_Y])
@@ -29,16 +26,6 @@ def test_every_client_trains_on_the_shared_samples_too(engine: str, share: float
     assert [reply.n.tolist() for _, reply in ran.exchanges] == [n] * 2
 
 
-def test_other_methods_read_the_shared_samples_as_the_clients_own(engine: str) -> None:
-    """CCN's z_r: the mean feature over own and shared samples."""
-    ran = hand.run("ccn+datasharing", engine=engine, rounds=1, batch_size=16)
-    (_, reply) = ran.exchanges[0]
-    for k, client in enumerate(hand.CLIENTS):
-        w_k = {key: leaf[k].numpy() for key, leaf in ran.trained(0).items()}
-        z = hand.hidden(w_k, ALL_X[np.concatenate([client, [6, 7, 8, 9]])]).mean(0)
-        np.testing.assert_allclose(reply.upload["ccn"]["z"][k], z, rtol=1e-12)
-
-
 def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
     """Two epochs a round over all six samples in batches of 4 and 2, whatever the cohort."""
     ran = hand.run("centralised", engine=engine, cohort=2, batch_size=4)
@@ -50,10 +37,3 @@ def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
         w = hand.descend(w, batches)
     hand.same(ran.outcome.params, w)
     assert [(ask.job, ask.to) for ask, _ in ran.exchanges] == [("train", (0,))] * 2
-
-
-def test_centralised_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    whole = federation.run("centralised", rounds=4)
-    federation.run("centralised", rounds=2, checkpoint=tmp_path / "c", fingerprint="f")
-    resumed = federation.run("centralised", rounds=4, checkpoint=tmp_path / "c", fingerprint="f")
-    assert federation.equal(whole, resumed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,33 +18,21 @@ def test_two_rounds(engine: str, cohort: int) -> None:
 
     A client that misses a round keeps v.
     """
-    lam, model, v = 0.7, hand.W0, [hand.W0] * 3
-    ran = hand.run("ditto", {"ditto": {"lam": lam}}, engine=engine, cohort=cohort, batch_size=2)
+    ran = hand.run("ditto", {"ditto": {"lam": 0.7}}, engine=engine, cohort=cohort, batch_size=2)
 
-    def pulled(v: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
-        return hand.each(lambda g, v, w: g + lam * (v - w), hand.gradient(v, x, y), v, model)
+    def local(w_t: hand.Tree, v: hand.Tree, k: int, batches: list[hand.Array]) -> Any:
+        def pulled(v: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+            return hand.each(lambda g, v, w: g + 0.7 * (v - w), hand.gradient(v, x, y), v, w_t)
 
-    for _, cohort_of, batches in ran.rounds():
-        for k, of in zip(cohort_of, batches, strict=True):
-            v[k] = hand.descend(v[k], of, pulled)
-        model = hand.average(hand.shares(cohort_of), [hand.descend(model, of) for of in batches])
+        return hand.descend(w_t, batches), hand.descend(v, batches, pulled)
+
+    model, v = ran.kept(local, hand.W0)
     hand.same(ran.outcome.params, model)
-    for k in range(3):
-        hand.same(hand.row(ran.outcome.personal["params"], k), v[k])
+    ran.tests(v)
     tests = (hand.PUBLIC_X, hand.PUBLIC_Y)
     row = ran.outcome.rows[-1]
     assert row["test_accuracy"] == np.mean([hand.accuracy(one, *tests) for one in v])
     assert row["test_loss"] == pytest.approx(np.mean([hand.loss(one, *tests) for one in v]))
-
-
-def test_momentum_is_of_each_model_and_begins_empty(engine: str) -> None:
-    """m <- beta m + g, v <- v - eta m, from m = 0 in every round."""
-    ran = hand.run("ditto", {"ditto": {"lam": 0.0}}, engine=engine, momentum=0.9)
-    for k in range(3):
-        v = hand.W0
-        for _, _, batches in ran.rounds():
-            v = hand.descend(v, batches[k], momentum=0.9)
-        hand.same(hand.row(ran.outcome.personal["params"], k), v)
 
 
 def test_running_statistics_are_those_of_its_own_passes(engine: str) -> None:
@@ -50,7 +40,7 @@ def test_running_statistics_are_those_of_its_own_passes(engine: str) -> None:
     of = federation.federation(torch.float64, sizes=(8,))
     settings = {"ditto": {"lam": 0.0}}
     ran = federation.run(
-        "ditto", settings, of=of, cohort=1, engine=engine, dtype=torch.float64, batch_norm=True
+        "ditto", settings, data=of, cohort=1, engine=engine, dtype=torch.float64, batch_norm=True
     )
     for part, tree in (("params", ran.params), ("buffers", ran.buffers)):
         for name, leaf in tree.items():
@@ -58,9 +48,14 @@ def test_running_statistics_are_those_of_its_own_passes(engine: str) -> None:
     assert ran.buffers["bn1.mean"].abs().max() > 0
 
 
-@pytest.mark.parametrize("recipe", ["ditto", "apfl", "finetune", "fedrod"])
 @pytest.mark.parametrize(
-    ("others", "engine"), [("", "sequential"), ("+scaffold", "vectorized")], ids=["", "+scaffold"]
+    ("recipe", "others", "engine"),
+    [
+        ("ditto", "", "sequential"),
+        ("apfl", "+scaffold", "vectorized"),
+        ("finetune", "", "vectorized"),
+        ("fedrod", "+scaffold", "sequential"),
+    ],
 )
 def test_the_global_model_is_that_of_the_recipe_without_it(
     recipe: str, others: str, engine: str

@@ -103,19 +103,6 @@ def test_epsilon_counts_the_rounds_of_the_client_that_answered_most() -> None:
     assert max(counts) < 6
 
 
-def test_a_resumed_run_has_spent_what_it_spent(tmp_path: Any) -> None:
-    pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")
-    recipe, path = "dpfedavg+dpsgd", tmp_path / "checkpoint.safetensors"
-    given = {"dpfedavg": {"noise": 1.0}, "dpsgd": {"noise": 1.0}}
-    whole = federation.run(recipe, given, cohort=3, rounds=4)
-    for _ in range(2):
-        rounds = federation.simulation(recipe, given, cohort=3, rounds=4, checkpoint=path).rounds()
-        next(rounds)
-    resumed = federation.run(recipe, given, cohort=3, rounds=4, checkpoint=path)
-    assert federation.equal(resumed, whole)
-    assert {"epsilon_per_sample", "epsilon_per_client"} <= whole.rows[0].keys()
-
-
 def test_it_needs_sums() -> None:
     """Nothing else of the clients: a method beside it that reads their updates is refused."""
     made = registry.build("dpfedavg", {}, Setting(6, 4))
@@ -126,26 +113,7 @@ def test_it_needs_sums() -> None:
         federation.run(recipe, {"dpfedavg": {"noise": 0.0}})
 
 
-@pytest.mark.parametrize("other", ["ccvr", "fednova", "fedexp", "rfedavg_plus", "fnr", "ccn"])
-def test_methods_that_take_more_of_a_client_are_refused(other: str) -> None:
-    with pytest.raises(RecipeError, match=r"dpfedavg"):
-        registry.build(f"dpfedavg+{other}", {}, Setting(6, 4, n_public=15))
-
-
 @pytest.mark.parametrize("other", ["scaffold", "sgdm"])
 def test_methods_that_send_more_than_the_update_are_refused_in_round_one(other: str) -> None:
     with pytest.raises(RecipeError, match=f"{other}' sends more than the update; drop one"):
         federation.run(f"dpfedavg+{other}", {"dpfedavg": {"noise": 0.0}})
-
-
-@pytest.mark.parametrize(
-    ("given", "changed", "why"),
-    [
-        ({}, {"norms": True}, "dpfedavg: the network has batch norms"),
-        ({}, {"deployed": True}, "the server's noise comes from random_seed, which every silo"),
-        ({"clip": 0.0}, {}, "is a multiple of clip, and clip = 0 is no limit"),
-    ],
-)
-def test_what_it_could_not_promise_is_refused(given: Any, changed: Any, why: str) -> None:
-    with pytest.raises(RecipeError, match=why):
-        registry.build("dpfedavg", {"dpfedavg": given}, Setting(6, 4)._replace(**changed))

@@ -13,15 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedml_noniid.core.component import Client, Setting
+from fedml_noniid.core.component import Client
 from fedml_noniid.core.data import Batch
 from fedml_noniid.core.optimizers import SGD
 from fedml_noniid.core.options import RecipeError
-from fedml_noniid.core.randomness import noised, step_key
 from fedml_noniid.core.task import Task
 from fedml_noniid.engines.callbacks import Callback
 from fedml_noniid.models import build
-from fedml_noniid.plugins import registry
 from fedml_noniid.plugins.baselines.dpsgd import DPSGD
 from fedml_noniid.privacy.accounting import epsilon
 from tests import federation
@@ -57,7 +55,7 @@ def test_the_noise_of_a_step_is_sigma_c_over_b_from_a_key_of_its_own(engine: str
     sigma = 3e9
     of = federation.federation(torch.float64, (4, 4))
     wide = build("mlp", (6,), federation.N_CLASSES, {"hidden": 500})
-    how: Any = {"of": of, "model": wide, "dtype": torch.float64, "cohort": 2, "rounds": 1}
+    how: Any = {"data": of, "model": wide, "dtype": torch.float64, "cohort": 2, "rounds": 1}
     updates: list[dict[str, torch.Tensor]] = []
 
     class Keep(Callback):
@@ -105,14 +103,6 @@ def test_padding_adds_nothing_and_is_not_counted() -> None:
     assert found["w"].tolist() == [(3.0 + 3.5) / 2]
 
 
-def test_noise_is_drawn_from_the_step_s_key_and_the_tensor_s_name() -> None:
-    tree, keys = {"a": torch.zeros(9), "b": torch.zeros(9)}, torch.tensor([5, 6])
-    drawn = [noised(tree, 1.0, step_key(keys[0], s)) for s in (0, 1)]
-    drawn.append(noised(tree, 1.0, step_key(keys[1], 0)))
-    found = [leaf for of in drawn for leaf in of.values()]
-    assert len({tuple(leaf.tolist()) for leaf in found}) == 6
-
-
 @pytest.mark.parametrize(
     ("local", "passes"),
     [
@@ -150,20 +140,6 @@ def test_without_noise_epsilon_is_infinite_and_without_a_clip_nothing_is_promise
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"norms": True, "no_sample_gradients": "batch norms mix"}, "and batch norms mix; allowed"),
-        ({"no_sample_gradients": "dropout draws"}, "and dropout draws; allowed"),
-    ],
-)
-def test_networks_that_mix_samples_are_refused(changed: Any, why: str) -> None:
-    setting = Setting(6, 4)._replace(**changed)
-    with pytest.raises(RecipeError, match=why):
-        registry.build("dpsgd", {"dpsgd": {"noise": 0.0}}, setting)
-    registry.build("dpsgd", {"dpsgd": {"clip": 0.0, "noise": 0.0}}, setting)
-
-
-@pytest.mark.parametrize(
     ("name", "why"),
     [("", "batch norms mix the samples of a batch"), ("Recurrent", "training under vmap")],
 )
@@ -172,23 +148,3 @@ def test_a_plan_tells_why_single_samples_have_no_gradient(name: str, why: str) -
     plan = replace(federation.simulation("fedavg").loop.plan, network=made)
     assert plan.setting(6, 0).no_sample_gradients.startswith(why)
     assert plan.setting(6, 0).norms is (not name)
-
-
-def test_a_plan_tells_that_dropout_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = federation.simulation("fedavg").loop.plan
-    assert plan.setting(6, 0).no_sample_gradients == ""
-    monkeypatch.setattr(type(plan.network), "draws", property(lambda self: True))
-    assert plan.setting(6, 0).no_sample_gradients == "dropout draws for a batch"
-
-
-@pytest.mark.parametrize(
-    "other",
-    ["ccn", "qfedavg", "fedsam", "ditto", "scaffold_i", "rfedavg_plus", "feddecorr", "fedrs"],
-)
-def test_methods_that_read_samples_without_the_noise_are_refused(other: str) -> None:
-    with pytest.raises(
-        RecipeError,
-        match=f"(without that noise|needs a batch together).*{other}|"
-        f"{other}.*(without that noise|needs a batch together)",
-    ):
-        registry.build(f"dpsgd+{other}", {}, Setting(6, 4, n_public=15))

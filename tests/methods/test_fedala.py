@@ -49,45 +49,28 @@ def test_four_rounds(engine: str, layers: int, threshold: float) -> None:
     options = {"layers": layers, "num_pre_loss": 3, "threshold": threshold, "max_passes": 8}
     settings = {"fedala": ALL | options | {"start_rounds": 3}}
     ran = hand.run("fedala", settings, engine=engine, rounds=4, cohort=2)
-    model, names = hand.W0, HEAD if layers else tuple(hand.W0)
-    own: list[hand.Tree | None] = [None] * 3
-    mixes = [{name: np.ones_like(hand.W0[name]) for name in names}] * 3
-    met = [0] * 3
+    names = HEAD if layers else tuple(hand.W0)
+    rounds = iter(t for t, cohort, _ in ran.rounds() for _ in cohort)
     COUNTS.clear()
-    for t, cohort, batches in ran.rounds():
-        ends = []
-        for k, of in zip(cohort, batches, strict=True):
-            start, theta = model, own[k]
-            if theta is not None:
-                passes = 8 if t <= 3 and met[k] == 1 else 1
-                mixes[k] = learned(model, theta, mixes[k], k, passes, threshold)
-                start = mixed(model, theta, mixes[k])
-            own[k] = hand.descend(start, of)
-            ends.append(own[k])
-            met[k] += 1
-        model = hand.average(hand.shares(cohort), ends)
+
+    def local(model: hand.Tree, kept: Any, k: int, batches: list[hand.Array]) -> Any:
+        theta, mix, met = kept
+        t, start = next(rounds), model
+        if theta is not None:
+            passes = 8 if t <= 3 and met == 1 else 1
+            mix = learned(model, theta, mix, k, passes, threshold)
+            start = mixed(model, theta, mix)
+        end = hand.descend(start, batches)
+        return end, (end, mix, met + 1)
+
+    ones = {name: np.ones_like(hand.W0[name]) for name in names}
+    model, kept = ran.kept(local, (None, ones, 0))
     hand.same(ran.outcome.params, model)
     assert max(COUNTS) > 1 and min(COUNTS) == 1
     assert any(1 < count < 8 for count in COUNTS), "the losses are flat before the last pass"
-    for k in range(3):
-        hand.same(hand.row(ran.memory("fedala")["W"], k), mixes[k], rtol=1e-8)
-        theta = own[k]
-        tested = model if theta is None else mixed(model, theta, mixes[k])
-        hand.same(hand.row(ran.outcome.personal["params"], k), tested, rtol=1e-8)
-
-
-def test_with_weights_that_stay_1_it_is_fedavg(engine: str) -> None:
-    """eta = 0: the global model, its traffic, and every client is tested with it, up to rounding:
-    Theta_k + (Theta - Theta_k)."""
-    ran = hand.run("fedala", {"fedala": {"eta": 0.0}}, engine=engine, rounds=3)
-    plain = hand.run("fedavg", engine=engine, rounds=3)
-    hand.same(ran.outcome.params, hand.arrays(plain.outcome.params))
-    for k in range(3):
-        own = hand.row(ran.outcome.personal["params"], k)
-        hand.same(own, hand.arrays(plain.outcome.params))
-    assert [row["bytes_up"] for row in ran.outcome.rows] == [
-        row["bytes_up"] for row in plain.outcome.rows
-    ]
+    for k, (_, mix, _) in enumerate(kept):
+        hand.same(hand.row(ran.memory("fedala")["W"], k), mix, rtol=1e-8)
+    ran.tests([model if of is None else mixed(model, of, mix) for of, mix, _ in kept], 1e-8)
 
 
 def test_a_part_of_the_samples_is_drawn_anew(engine: str) -> None:
@@ -99,9 +82,3 @@ def test_a_part_of_the_samples_is_drawn_anew(engine: str) -> None:
         )
         found.append(ran.run().personal["params"]["fc2.weight"])
     assert not torch.allclose(*found)
-
-
-@pytest.mark.parametrize("other", ["scaffold", "fednova", "feddyn", "feddc", "fedcm"])
-def test_a_drift_from_the_received_model_is_refused(other: str) -> None:
-    with pytest.raises(Exception, match="starts local training elsewhere"):
-        federation.simulation(f"fedala+{other}")

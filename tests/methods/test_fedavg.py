@@ -3,14 +3,12 @@ by hand."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.models.networks import logistic_regression
 from tests.methods import by_hand as hand
 
 
@@ -24,26 +22,6 @@ def test_the_gradient_written_out_by_hand_is_the_derivative_of_the_loss() -> Non
             ahead, behind = ({**hand.W0, key: leaf + sign * step} for sign in (1, -1))
             slope = (hand.loss(ahead, hand.X, hand.Y) - hand.loss(behind, hand.X, hand.Y)) / 2e-6
             assert found[key][index] == pytest.approx(slope, abs=1e-8)
-
-
-def test_one_step_on_a_logistic_regression_with_the_arithmetic_in_words(engine: str) -> None:
-    """w = 0, so p = (1/2, 1/2).
-
-    Client 0: x = 2, y = 0; client 1: x = 1, 1, y = 1, 0; lr = 1, one step.
-
-    client 0: gradient by logit (-1/2, 1/2), times x = 2: W = (1, -1), b = (1/2, -1/2)
-    client 1: the two samples' gradients cancel: W = 0, b = 0
-    n_k/n = 1/3, 2/3: W = (1/3, -1/3), b = (1/6, -1/6)
-    """
-    net = logistic_regression((1,), 2)
-    start = {"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)}
-    x, y = np.array([[2.0], [1.0], [1.0]]), np.array([0, 1, 0])
-    of = hand.federation([np.array([0]), np.array([1, 2])], hand.samples(x, y), x, y)
-    network, options = hand.given(start, net=net), {"rounds": 1, "cohort": 2, "epochs": 1}
-    out = hand.run("fedavg", engine=engine, network=network, of=of, lr=1.0, **options).outcome
-    np.testing.assert_allclose(out.params["fc.weight"], [[1 / 3], [-1 / 3]], rtol=1e-15)
-    np.testing.assert_allclose(out.params["fc.bias"], [1 / 6, -1 / 6], rtol=1e-15)
-    assert out.rows[0]["local_loss"] == pytest.approx(math.log(2))
 
 
 def test_two_rounds_of_all_clients_weighted_by_their_samples(engine: str) -> None:

@@ -190,19 +190,6 @@ def test_it_is_the_federation_of_modules(
     assert t == ROUNDS
 
 
-def test_other_methods_see_the_trained_batch_norms(engine: str) -> None:
-    """CCN's z: the mean feature of the client's own model after training."""
-    ours = simulation("fedbn+ccn", engine=engine, cohort=3)
-    reference, exchanges = modules(ours, (*BASE, *HEAD)), hand.tapped(ours)
-    next(ours.rounds())
-    _, reply = exchanges[0]
-    for k, module in enumerate(reference.clients):
-        reference.train(k, 0.0)
-        with torch.no_grad():
-            z = module.eval()[:3](torch.tensor(X[CLIENTS[k]])).mean(0)
-        torch.testing.assert_close(reply.upload["ccn"]["z"][k], z, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("others", ["", "+scaffold+ccn"])
 def test_without_batch_norm_it_changes_no_bit_and_says_so(others: str, engine: str) -> None:
     with_it = federation.simulation(f"fedbn{others}", engine=engine)
@@ -241,7 +228,7 @@ def test_patterns_of_the_classifier_are_the_default() -> None:
     assert resolved("fedper", keep) == keep
 
 
-@pytest.mark.parametrize("method", thinned(COMPOSES))
+@pytest.mark.parametrize("method", thinned(COMPOSES, 0, 6))
 def test_other_methods_see_the_shared_part_only(method: str) -> None:
     """No state, memory or message has a batch norm.
 
@@ -250,7 +237,11 @@ def test_other_methods_see_the_shared_part_only(method: str) -> None:
     ends = []
     for engine in ("sequential", "vectorized"):
         ours = federation.simulation(
-            f"fedbn+{method}", dtype=torch.float64, batch_norm=True, engine=engine
+            f"fedbn+{method}",
+            {"trimmed_mean": {"beta": 0.25}} if method == "trimmed_mean" else {},
+            dtype=torch.float64,
+            batch_norm=True,
+            engine=engine,
         )
         exchanges = hand.tapped(ours)
         out = ours.run()

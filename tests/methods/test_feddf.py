@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.core.component import Server
-from fedml_noniid.core.data import Samples
 from fedml_noniid.core.randomness import fold, identity, uniform
-from fedml_noniid.core.trees import add
 from fedml_noniid.data.streams import key
 from fedml_noniid.plugins.baselines.feddf import FedDF
 from tests import federation
@@ -90,25 +87,3 @@ def test_the_students_running_statistics_move_to_the_public_data() -> None:
     np.testing.assert_allclose(
         ran.buffers["bn1.var"], 0.9 * b["bn1.var"] + 0.1 * z.var(0, ddof=1), rtol=1e-10
     )
-
-
-def test_teachers_answer_with_their_own_running_statistics() -> None:
-    """In eval mode, each with its own; a public split above the size of a pass is answered in
-    parts."""
-    simulation = federation.simulation("fedavg", dtype=torch.float64, batch_norm=True, rounds=1)
-    task, exchanges = simulation.engine.clients.task, hand.tapped(simulation)
-    simulation.run()
-    ((ask, reply),) = exchanges
-    x = torch.randn(1203, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    split = Samples(x, torch.zeros(1203, dtype=torch.int64))
-    found = FedDF.mean_logits(
-        Server(task, {}, {}, 1, 4, public=split, start=ask.params, replies=reply)
-    ).numpy()
-    models = add(ask.params, reply.deltas), reply.buffers
-    wanted = np.zeros((1203, 3))
-    for k in range(4):
-        w, b = ({name: leaf[k].numpy() for name, leaf in tree.items()} for tree in models)
-        z = x.numpy() @ w["fc1.weight"].T + w["fc1.bias"]
-        z = (z - b["bn1.mean"]) / np.sqrt(b["bn1.var"] + 1e-5) * w["bn1.weight"] + w["bn1.bias"]
-        wanted += (np.maximum(z, 0) @ w["fc2.weight"].T + w["fc2.bias"]) / 4
-    np.testing.assert_allclose(found, wanted, rtol=1e-9)

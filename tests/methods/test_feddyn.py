@@ -110,49 +110,6 @@ def test_without_its_options_the_authors_form_is_the_papers(engine: str) -> None
     assert hand.identical(start(clipped(0.0), engine=engine), start(PLAIN, engine=engine))
 
 
-def test_the_clip_bounds_the_whole_gradient_but_weight_decay(engine: str) -> None:
-    """SGD adds decay w behind the clip. One step of round 1, where g_k = 0 and w = w_t."""
-    ran = start(clipped(0.05), engine=engine, rounds=1, epochs=1, weight_decay=0.3)
-    local = []
-    for client in hand.CLIENTS:
-        g = hand.gradient(hand.W0, hand.X[client], hand.Y[client])
-        assert hand.length(g) > 0.05
-        factor = 0.05 / (hand.length(g) + 1e-6)
-        local.append(hand.each(lambda w, g, f=factor: w - hand.LR * (f * g + 0.3 * w), hand.W0, g))
-    for key, leaf in ran.trained(0).items():
-        np.testing.assert_allclose(
-            leaf, np.stack([w_k[key] for w_k in local]), rtol=1e-10, atol=1e-13
-        )
-
-
-def test_a_gradient_of_zero_can_be_clipped(engine: str) -> None:
-    """A client whose loss is at its minimum: no neuron is active and the logits are sure of its
-    label."""
-    sure = {key: np.zeros_like(leaf) for key, leaf in hand.W0.items()} | {
-        "fc2.bias": np.array([900.0, -900.0])
-    }
-    network = hand.given(sure)
-    outcome = start(clipped(1.0), engine=engine, network=network, rounds=1).outcome
-    assert all(torch.isfinite(leaf).all() for leaf in outcome.params.values())
-
-
-def test_the_sizes_are_asked_for_once_and_cost_no_model(engine: str) -> None:
-    """The exchange before round 1 carries round 1's model, so what is more is alpha_k, a number a
-    round."""
-    ran = start(ADAPTED, engine=engine, rounds=2)
-    assert ran.jobs() == [
-        ("feddyn_authors.count", EVERYBODY),
-        ("train", EVERYBODY),
-        ("train", EVERYBODY),
-    ]
-    np.testing.assert_allclose(
-        ran.exchanges[1][0].each["feddyn_authors"]["alpha"], ALPHA * 2 / np.array([1, 2, 3])
-    )
-    plain = hand.run("fedavg", engine=engine, rounds=2).outcome.rows
-    for a, b in zip(ran.outcome.rows, plain, strict=True):
-        assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"] + 3 * 8)
-
-
 def test_a_client_whose_answer_was_dropped_has_the_plain_alpha() -> None:
     """Clients 0 and 2 answer, n = 1 and 3 with mean 2: alpha_k = 2 alpha, alpha, 2/3 alpha."""
     method, w = FedDynAuthors(alpha=0.3), {"w": torch.zeros(2)}

@@ -149,23 +149,3 @@ def test_three_rounds(engine: str, beta: float) -> None:
         server.round(t, w, hand.average(np.array(hand.SIZES) / 6, w), counts, beta)
     hand.same(ran.state("fedgen")["generator"], server.g, rtol=1e-5)
     hand.same(ran.outcome.params, hand.average(np.array(hand.SIZES) / 6, w))
-
-
-def test_the_student_is_the_model_after_a_learner(engine: str) -> None:
-    """With beta > 0 the generator depends on the student, which FedDF has trained."""
-    settings: dict[str, dict[str, object]] = {
-        "fedgen": SMALL | {"beta": 0.9},
-        "feddf": {"steps": 20, "server_lr": 0.1},
-    }
-    ran = hand.run("fedgen+feddf", settings, engine=engine, rounds=1)
-    counts = np.array([[(hand.Y[client] == c).sum() for c in (0, 1)] for client in hand.CLIENTS])
-    w = ran.local(0)
-    found, first = (
-        ran.state("fedgen")["generator"],
-        ran.exchanges[0][0].shared["fedgen"]["generator"],
-    )
-    after, before = Server(hand.arrays(first)), Server(hand.arrays(first))
-    after.round(1, w, hand.arrays(ran.outcome.params), counts, 0.9)
-    before.round(1, w, hand.average(np.array(hand.SIZES) / 6, w), counts, 0.9)
-    hand.same(found, after.g, rtol=1e-5)
-    assert max(np.abs(found[name].numpy() - leaf).max() for name, leaf in before.g.items()) > 1e-4

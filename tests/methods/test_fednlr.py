@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +15,13 @@ from fedml_noniid.core.component import Client
 from fedml_noniid.core.data import Pass, Samples
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.optimizers import SGD
-from fedml_noniid.core.task import Layer, Task
+from fedml_noniid.core.task import Task
 from fedml_noniid.core.trees import Params
 from fedml_noniid.engines.plan import initial_model
-from fedml_noniid.models.networks import cnn, mlp
+from fedml_noniid.models.networks import cnn
 from fedml_noniid.models.stacked import Stacked
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
-from fedml_noniid.plugins.fednlr.drift import bound, class_means, last_hidden
+from fedml_noniid.plugins.fednlr.drift import bound, class_means
 from tests.methods import by_hand as hand
 from tests.methods import test_scaffold
 
@@ -157,14 +156,6 @@ def test_the_largest_rate_is_mu_times_the_smallest_and_the_mean_is_one(
     )
 
 
-def test_the_rates_in_numbers() -> None:
-    """h = (0, 1), mu = 3: T = 1 / ln 3, e^{h/T} = (1, 3), q = (1/4, 3/4), rates (1/2, 3/2); eta q
-    by lemma 4."""
-    h = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    for method, wanted in ((FedNLR(), [0.5, 1.5]), (FedNLR(scale="sum1"), [0.25, 0.75])):
-        assert method.factors(h, 3.0).tolist() == pytest.approx(wanted, rel=1e-12)
-
-
 @pytest.mark.parametrize("scale", ["mean1", "sum1"])
 @pytest.mark.parametrize(
     ("h", "mu"),
@@ -232,17 +223,6 @@ def test_channels_are_averaged_over_space_before_pooling(
             np.testing.assert_allclose(found[f"{name}.{part}"], wanted, rtol=1e-9)
 
 
-def test_a_batch_norms_pair_learns_at_the_rate_of_its_neurons() -> None:
-    net = mlp((2,), 2, hidden=3, batch_norm=True)
-    data = Samples(torch.tensor(hand.X), torch.tensor(hand.Y))
-    params, buffers = initial_model(net, 0, data.x)
-    plan = Pass(data, torch.arange(6), sizes=(6,))
-    found = FedNLR().prepare(received(net, params, buffers, plan))
-    assert found.keys() == params.keys()
-    for part in ("fc1.bias", "bn1.weight", "bn1.bias"):
-        assert torch.equal(found[part], found["fc1.weight"])
-
-
 def observed(
     engine: str,
     changed: dict[str, object],
@@ -254,65 +234,6 @@ def observed(
     settings = {"fednlr": SETTINGS["fednlr"] | changed}
     options: dict[str, Any] = {"engine": engine, "rounds": 1, "observing": True}
     return hand.run("fednlr", settings, of=of, network=hand.given(start), **options).outcome.tensors
-
-
-def test_what_is_observed_of_the_rates(engine: str) -> None:
-    """Figure 3's T_l = (max h - min h) / ln mu_l, and the factors with their range, by client and
-    layer."""
-    tensors = observed(engine, {})
-    for k, client in enumerate(hand.CLIENTS):
-        x = hand.X[client]
-        scale = factors(hand.W0, x)
-        for layer, h, mu in (
-            ("fc1", hand.hidden(hand.W0, x), ONE),
-            ("fc2", hand.logits(hand.W0, x), TWO),
-        ):
-            f = scale[f"{layer}.bias"]
-            wanted = {
-                "T": np.ptp(h.mean(0)) / math.log(mu),
-                "mu": mu,
-                "factor": f,
-                "smallest": f.min(),
-                "largest": f.max(),
-            }
-            for quantity, value in wanted.items():
-                found = tensors[f"fednlr/{quantity}/{layer}"][0, k].numpy()
-                np.testing.assert_allclose(found, value, rtol=1e-10, err_msg=quantity)
-
-
-def test_a_ratio_of_one_has_no_temperature(engine: str) -> None:
-    tensors = observed(engine, {"mu": "fc1=1"})
-    assert tensors["fednlr/T/fc1"].isnan().all()
-    assert tensors["fednlr/factor/fc1"].eq(1).all()
-
-
-def test_activations_by_class_before_and_after_training(engine: str) -> None:
-    """Table 4's quantities on the public split: means of the hidden layer by class, NaN for classes
-    that it lacks, and bound neurons. The functions have tests of their own below."""
-    x, before = hand.PUBLIC_X[:3], torch.tensor(hand.hidden(hand.W0, hand.PUBLIC_X[:3]))
-    for labels in (np.array([0, 0, 1]), np.array([0, 0, 0])):
-        tensors, y = observed(engine, {}, public=hand.samples(x, labels)), torch.tensor(labels)
-        for k, client in enumerate(hand.CLIENTS):
-            w_k = local(hand.W0, factors(hand.W0, hand.X[client]), [client] * 2)
-            after = torch.tensor(hand.hidden(w_k, x))
-            for quantity, wanted in (
-                ("before", class_means(before, y, 2)),
-                ("after", class_means(after, y, 2)),
-                ("bound", bound(before, y, 2)),
-            ):
-                found = tensors[f"fednlr/{quantity}"][0, k]
-                torch.testing.assert_close(found, wanted, rtol=1e-10, atol=0, equal_nan=True)
-    assert not {"fednlr/before", "fednlr/bound"} & observed(engine, {}).keys(), "no public split"
-
-
-def test_the_last_hidden_layer_averages_channels_over_space_and_joins_batches() -> None:
-    x = torch.rand(5, 2, 3, 3)
-    layers = [Layer("conv", (), 2), Layer("fc", (), 3)]
-    task: Any = SimpleNamespace(
-        network=SimpleNamespace(layers=layers), activations=lambda w, buffers, x: {"conv": x}
-    )
-    plan = Pass(Samples(x, torch.zeros(5)), torch.arange(5), sizes=(3, 2))
-    torch.testing.assert_close(last_hidden(task, {}, {}, plan), x.mean((2, 3)))
 
 
 def test_means_by_class() -> None:

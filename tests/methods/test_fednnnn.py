@@ -12,9 +12,7 @@ import torch
 from fedml_noniid.core.component import Reply, Server
 from fedml_noniid.core.optimizers import SGD
 from fedml_noniid.core.task import Task
-from fedml_noniid.core.trees import Params, Tree
-from fedml_noniid.engines.federation import Federation
-from fedml_noniid.models.networks import logistic_regression
+from fedml_noniid.core.trees import Tree
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
 from tests.methods import by_hand as hand
 
@@ -75,17 +73,6 @@ def test_three_rounds(engine: str, variant: str, evaluate: str, cohort: int) -> 
     hand.same(ran.state("fednnnn")["d"], reference.d)
 
 
-def test_buffers_are_averaged_and_no_part_of_the_norms(engine: str) -> None:
-    ran = hand.run("fednnnn", settings(), network=hand.with_norm(), engine=engine, rounds=1)
-    _, reply = ran.exchanges[0]
-    deltas = [hand.arrays(hand.row(reply.deltas, k)) for k in range(3)]
-    lengths = hand.length(hand.average([1 / 3] * 3, deltas)), np.mean([*map(hand.length, deltas)])
-    row = ran.outcome.rows[0]
-    assert (row["fednnnn_N"], row["fednnnn_E"]) == pytest.approx(lengths, rel=1e-9)
-    buffers = [hand.arrays(hand.row(reply.buffers, k)) for k in range(3)]
-    hand.same(ran.outcome.buffers, hand.average([1 / 3] * 3, buffers))
-
-
 def tensor(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
 
@@ -121,18 +108,6 @@ def before(
     return {"d": {key: tensor(*value, dtype=dtype) for key, value in d.items()}}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
-def test_when_clients_cancel(scale: float, variant: str) -> None:
-    """N = 0, "return w_t as is": the normalised term is dropped, and d = gamma d."""
-    server = update({"w": [scale, -2 * scale]}, {"w": [-scale, 2 * scale]})
-    method = FedNNNN(beta=5.0, gamma=0.5, variant=variant)
-    d, state, measured = stepped(method, before(w=[1.0, 3.0]), server)
-    assert d["w"].tolist() == state["d"]["w"].tolist()
-    assert d["w"].tolist() == ([0.0, 0.0] if variant == "norm_norm" else [0.5, 1.5])
-    assert measured["ratio"].item() == 0
-
-
 BITS = {
     torch.float32: 2.0**-23,
     torch.float64: 2.0**-52,
@@ -163,28 +138,3 @@ def test_what_counts_as_close_to_zero(
     assert server.update["w"].item() == off / 2 * BITS[dtype]
     d, _, _ = stepped(FedNNNN(beta=1.0, gamma=0.0), before(dtype, w=[0.0]), server)
     assert d["w"].item() == (0.0 if small else pytest.approx((first - second) / 2))
-
-
-def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> None:
-    """Equal logits and the same x with the two labels: gradients -+x/2, so w stays, however w +-
-    x/2 is rounded."""
-    net = logistic_regression((5,), 2)
-    x = np.array([[0.1, 0.7, -1.3, 2.9, 0.33]] * 2)
-    start = {
-        "fc.weight": np.array([[0.21, -0.37, 0.77, 0.13, 1.9]] * 2),
-        "fc.bias": np.array([0.43, 0.43]),
-    }
-
-    class Single(hand.Given):
-        def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-            return {key: leaf.float() for key, leaf in hand.tensors(self.given).items()}, {}
-
-    data = hand.samples(x, np.array([0, 1]))
-    data = data._replace(x=data.x.float())
-    of = Federation.from_indices(data, [np.array([0]), np.array([1])], data)
-    network = Single(net.name, net.blocks, net.head, given=start)
-    options: dict[str, Any] = {"rounds": 3, "cohort": 2, "lr": 0.3, "epochs": 1}
-    out = hand.run("fednnnn", engine=engine, of=of, network=network, **options).outcome
-    assert out.rows[0]["fednnnn_N"] > 0, "the example rounds"
-    assert [row["fednnnn_ratio"] for row in out.rows] == [0.0] * 3
-    assert all(leaf.tolist() == np.float32(start[key]).tolist() for key, leaf in out.params.items())

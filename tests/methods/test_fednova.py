@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from tests.methods import by_hand as hand
-from tests.methods import test_ccn as ccn
 
 RHO, MU = 0.6, 0.3
 FORMS = [(0.0, 0.0), (RHO, 0.0), (0.0, MU), (RHO, MU)]
-EVERYBODY = (0, 1, 2)
 
 
 def counted(tau: int, rho: float, mu: float, lr: float = hand.LR) -> hand.Array:
@@ -101,27 +99,6 @@ def test_the_sum_of_the_coefficients_is_recorded(engine: str, nu: str, wanted: f
     for a mean."""
     ran = hand.run("fednova", {"fednova": {"nu": nu}}, engine=engine, rounds=1, batch_size=1)
     assert ran.outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(wanted, rel=1e-12)
-
-
-@pytest.mark.parametrize("nu", ["direction", "weights"])
-def test_ccns_weights_take_the_place_of_p(engine: str, nu: str) -> None:
-    """In both sums, or with "weights" Lambda times p / a."""
-    settings: dict[str, dict[str, object]] = {"fednova": {"nu": nu}, "ccn": {"T": 0.4}}
-    ran = hand.run("ccn+fednova", settings, engine=engine, rounds=1, batch_size=1)
-    local, p, a = ran.local(0), np.array(hand.SIZES) / 6, np.array([2.0, 4.0, 6.0])
-    c = ccn.weights(ccn.means(local), p if nu == "direction" else p / a, 0.4)
-    wanted = combined(hand.W0, local, c, a, a, nu) if nu == "direction" else hand.average(c, local)
-    hand.same(ran.outcome.params, wanted)
-
-
-def test_a_refinement_is_averaged_and_not_counted(engine: str) -> None:
-    settings: dict[str, dict[str, object]] = {"fnr": {"p": 1.0, "epochs": 2, "batch_size": 2}}
-    ran = hand.run("fednova+fnr", settings, engine=engine, rounds=1, batch_size=1)
-    a = np.array([2.0, 4.0, 6.0])
-    np.testing.assert_array_equal(ran.exchanges[0][1].upload["fednova"]["a"], a)
-    local = ran.local(1)
-    p = np.array(hand.SIZES) / 6
-    hand.same(ran.outcome.params, combined(hand.W0, local, p, a, a, "direction"))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@ is wrong, and there is nothing to distil."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -61,11 +59,3 @@ def test_its_loss(engine: str, options: dict[str, int]) -> None:
         return value, gradient(w, w_t, x, y)
 
     ran.follows(loss, W0)
-
-
-def test_of_two_classes_there_is_nothing_to_distil(engine: str) -> None:
-    """The only wrong class has probability 1 in both models."""
-    two, plain = (hand.run(recipe, engine=engine) for recipe in ("fedntd", "fedavg"))
-    hand.same(two.outcome.params, hand.arrays(plain.outcome.params))
-    losses: Any = [[row["local_loss"] for row in ran.outcome.rows] for ran in (two, plain)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-12)

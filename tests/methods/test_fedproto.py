@@ -53,12 +53,3 @@ def test_no_model_travels_and_the_result_has_the_first_one(engine: str) -> None:
         assert not (ask.params or ask.buffers or reply.deltas or reply.buffers)
     hand.same(ran.outcome.params, hand.W0)
     assert ran.outcome.rows[-1]["update_norm_server"] == 0.0
-
-
-def test_without_a_pull_each_client_trains_alone(engine: str) -> None:
-    ran = hand.run("fedproto", {"fedproto": {"lam": 0.0}}, engine=engine)
-    for k in range(3):
-        w = hand.W0
-        for _, _, batches in ran.rounds():
-            w = hand.descend(w, batches[k])
-        hand.same(hand.row(ran.outcome.personal["params"], k), w)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.methods import by_hand as hand
@@ -36,20 +38,16 @@ def test_the_head_then_the_body(head_epochs: int, options: dict[str, float], eng
     """Batches of 2: clients with 1, 1 and 2 batches a pass. The last step is the body's."""
     settings = {"fedrep": {"head_epochs": head_epochs}}
     ran = hand.run("fedrep", settings, engine=engine, batch_size=2, **options)
-    body = {name: hand.W0[name] for name in BODY}
-    heads = [{name: hand.W0[name] for name in HEAD} for _ in range(3)]
     sgd = options.get("momentum", 0.0), options.get("weight_decay", 0.0)
-    for _, cohort, batches in ran.rounds():
-        ends = []
-        for k, of in zip(cohort, batches, strict=True):
-            n_head = min(head_epochs * (2 if k == 2 else 1), len(of) - 1)
-            w = train(body | heads[k], of, n_head, *sgd)
-            heads[k] = {name: w[name] for name in HEAD}
-            ends.append({name: w[name] for name in BODY})
-        body = hand.average(hand.shares(cohort), ends)
-    hand.same(ran.server.params, body)
-    for k in range(3):
-        hand.same(hand.row(ran.outcome.personal["params"], k), heads[k])
+
+    def local(w: hand.Tree, head: hand.Tree, k: int, batches: list[hand.Array]) -> Any:
+        n_head = min(head_epochs * (2 if k == 2 else 1), len(batches) - 1)
+        end = train(w | head, batches, n_head, *sgd)
+        return end, {name: end[name] for name in HEAD}
+
+    w, heads = ran.kept(local, {name: hand.W0[name] for name in HEAD})
+    hand.same(ran.server.params, {name: w[name] for name in BODY})
+    ran.tests(heads)
 
 
 def test_with_adam_the_part_that_rests_keeps_its_moments(engine: str) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.methods import by_hand as hand
-from tests.methods import test_fedcm as fedcm
 from tests.methods.test_feddecorr import decorrelation
 
 RHO = 0.3
@@ -45,16 +44,6 @@ def test_its_steps(engine: str, options: dict[str, Any]) -> None:
     hand.same(ran.outcome.params, ran.federated(local, UNIFORM))
 
 
-def test_the_recorded_loss_is_that_of_the_point(engine: str) -> None:
-    ran = hand.run("fedsam", SETTINGS, engine=engine, rounds=1, epochs=1)
-    losses = []
-    for client in hand.CLIENTS:
-        x, y = hand.X[client], hand.Y[client]
-        at = hand.each(np.add, hand.W0, to_length(RHO, hand.gradient(hand.W0, x, y)))
-        losses.append(hand.loss(at, x, y))
-    assert ran.outcome.rows[0]["local_loss"] == pytest.approx(np.mean(losses), rel=1e-10)
-
-
 def test_a_term_of_the_loss_is_taken_at_the_point_and_seen_on_the_way(engine: str) -> None:
     """FedDecorr's, in both gradients."""
     beta = 0.4
@@ -84,17 +73,3 @@ def test_a_term_of_the_gradient_is_taken_at_w_and_not_seen(engine: str) -> None:
         return hand.descend(w_t, batches, direction)
 
     hand.same(ran.outcome.params, ran.federated(local, UNIFORM))
-
-
-def test_with_fedcm_it_is_mofedsam(engine: str) -> None:
-    """v = alpha g(w + rho g / ||g||) + (1 - alpha) Delta."""
-
-    class MoFedSAM(fedcm.Reference):
-        def gradient(self, w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
-            return sharp(w, x, y)
-
-    ran = hand.run("fedcm+fedsam", SETTINGS | fedcm.SETTINGS, engine=engine, rounds=3)
-    reference = MoFedSAM()
-    ran.replay(reference)
-    hand.same(ran.outcome.params, reference.w)
-    hand.same(ran.state("fedcm")["Delta"], reference.delta)

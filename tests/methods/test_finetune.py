@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from tests import federation
 from tests.methods import by_hand as hand
 
 
@@ -27,9 +26,3 @@ def test_own_models_are_those_of_the_last_local_training(engine: str) -> None:
     assert not torch.equal(own["fc1.weight"][cohorts[0]], ran.outcome.params["fc1.weight"]) or (
         cohorts[0] == cohorts[1]
     )
-
-
-def test_who_never_took_part_has_the_running_statistics_of_the_global_model() -> None:
-    ran = federation.run("finetune", batch_norm=True, cohort=1, rounds=1)
-    own, sent = ran.personal["buffers"]["bn1.mean"], ran.buffers["bn1.mean"]
-    assert sent.any() and [torch.equal(of, sent) for of in own].count(False) <= 1

@@ -68,7 +68,7 @@ def digits() -> tuple[Samples, list[Any], Samples, Samples]:
 LEARNING = ["scaffold+fnr+rfedavg_plus+ccn", "fedavg", *sorted(METHODS)]
 
 
-@pytest.mark.parametrize("recipe", thinned(LEARNING, 0, 4))
+@pytest.mark.parametrize("recipe", thinned(LEARNING, 0, 6))
 def test_it_learns_digits(recipe: str, digits: tuple[Samples, list[Any], Samples, Samples]) -> None:
     if recipe in METHODS and METHODS[recipe]().mechanism is not None:
         pytest.importorskip("dp_accounting", reason="epsilon needs the extra [privacy]")

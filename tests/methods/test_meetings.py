@@ -7,13 +7,8 @@ import numpy as np
 import torch
 
 from tests.methods import by_hand as hand
-from tests.methods import test_ccn as ccn
 from tests.methods import test_feddyn as feddyn
 from tests.methods import test_fednlr as fednlr
-
-EVERYBODY = (0, 1, 2)
-BATCHES = [[client] * 2 for client in hand.CLIENTS]  # two epochs of full batches
-UNIFORM = np.full(3, 1 / 3)
 
 
 class Scaled(feddyn.Reference):
@@ -43,21 +38,6 @@ def test_fednlr_scales_feddyns_terms_and_g_k_sees_what_came_of_it(engine: str) -
     feddyn.compare(ran, reference)
 
 
-def test_under_ccn_feddyns_mean_is_weighted_and_its_h_is_not(engine: str) -> None:
-    """w = sum_k c_k w_k - h / alpha, with c_k = Lambda_k / sum Lambda, since FedDyn's own weights
-    are uniform."""
-    ran = hand.run("ccn+feddyn", feddyn.PLAIN | {"ccn": {"T": ccn.T}}, engine=engine, rounds=2)
-    reference = feddyn.Reference()
-    for _ in range(2):
-        local = [reference.local(k, BATCHES[k]) for k in EVERYBODY]
-        c = ccn.weights(ccn.means(local), UNIFORM)
-        reference.round(EVERYBODY, BATCHES)
-        reference.w = hand.each(
-            lambda m, h: m - h / feddyn.ALPHA, hand.average(c, local), reference.h
-        )
-    feddyn.compare(ran, reference)
-
-
 def test_rfedavg_plus_maps_with_the_distilled_model(engine: str) -> None:
     """FedDF's step comes before the map, and what it makes is what is evaluated and sent next."""
     settings: dict[str, dict[str, object]] = {
@@ -79,14 +59,6 @@ def test_rfedavg_plus_maps_with_the_distilled_model(engine: str) -> None:
     assert hand.evaluates_what_it_sends(ran)
 
 
-def test_with_fednnnn_a_distilled_model_is_the_evaluated_one() -> None:
-    """Not the average, which FedNNNN evaluates by itself."""
-    settings: dict[str, dict[str, object]] = {"feddf": {"steps": 3, "batch_size": 4}}
-    ran = hand.run("feddf+fednnnn", settings, rounds=1)
-    assert hand.evaluates_what_it_sends(ran)
-    assert not hand.evaluates_what_it_sends(hand.run("fednnnn", rounds=1))
-
-
 def test_moon_remembers_the_model_before_fnrs_refinement(engine: str) -> None:
     settings: dict[str, dict[str, object]] = {
         "moon": {"mu": 0.5},
@@ -97,3 +69,10 @@ def test_moon_remembers_the_model_before_fnrs_refinement(engine: str) -> None:
     for key, leaf in ran.memory("moon")["w"].items():
         torch.testing.assert_close(leaf, ran.trained(0)[key], rtol=1e-12, atol=1e-14)
         assert not torch.allclose(trained.deltas[key], refined.deltas[key])
+
+
+def test_with_fednnnn_a_distilled_model_is_the_evaluated_one() -> None:
+    """Not the average, which FedNNNN evaluates by itself."""
+    ran = hand.run("feddf+fednnnn", {"feddf": {"steps": 3, "batch_size": 4}}, rounds=1)
+    assert hand.evaluates_what_it_sends(ran)
+    assert not hand.evaluates_what_it_sends(hand.run("fednnnn", rounds=1))

@@ -76,23 +76,6 @@ def test_features_of_zero_have_cosine_zero_and_no_gradient(engine: str) -> None:
         assert a["local_loss"] == pytest.approx(b["local_loss"] + np.log(2), rel=1e-12)
 
 
-@pytest.mark.parametrize("zero", ["z", "glob", "prev"])
-def test_a_single_zero_vector_is_harmless(zero: str) -> None:
-    """Where the features can be negative, behind a projection head say, the gradient meets no ReLU
-    that stops it."""
-    z, glob, prev = (
-        torch.tensor([[0.0, 0.0], [1.0, -2.0]] if zero == name else [[0.6, 0.8], [1.0, 2.0]])
-        for name in ("z", "glob", "prev")
-    )
-    z = z.double().requires_grad_()
-    value = penalty(MOON(mu=MU, tau=TAU), z, {"w": glob.double()}, {"w": prev.double()})
-    wanted, _ = contrast(z.detach().numpy(), glob.numpy(), prev.numpy())
-    assert value.item() == pytest.approx(MU * wanted, rel=1e-6)
-    (slope,) = torch.autograd.grad(value, [z])
-    assert torch.isfinite(slope).all()
-    assert slope.abs().max() < 10 / TAU
-
-
 class Recorded:
     """A task whose features are its parameters, and which remembers the buffers of each
     evaluation."""

@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.core.component import Reply, Server
-from fedml_noniid.core.optimizers import SGD
-from fedml_noniid.core.task import Task
-from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from tests.methods import by_hand as hand
 from tests.methods import test_ccn as ccn
 
@@ -65,36 +61,6 @@ def test_the_clients_weights_are_in_both_sums(engine: str) -> None:
     c = ccn.weights(ccn.means(local), np.full(3, 1 / 3), 0.2).tolist()
     batches = [[client] * 2 for client in hand.CLIENTS]
     hand.same(ran.outcome.params, one_round(hand.W0, 1.0, (0, 1, 2), batches, c))
-
-
-def direction(q: float, f: list[float], deltas: list[list[float]], lr: float = 0.5) -> list[float]:
-    m = len(f)
-    reply = Reply(
-        tuple(range(m)),
-        {"w": torch.tensor(deltas)},
-        {},
-        {"F": torch.tensor(f)},
-        torch.ones(m),
-        torch.ones(m),
-        torch.zeros(m),
-    )
-    weights = torch.full((m,), 1 / m, dtype=torch.float64)
-    server = Server(Task(hand.given(), SGD(lr)), {}, {}, 1, m, replies=reply, weights=weights)
-    found: list[float] = QFedAvg(q=q).average(server)["w"].tolist()
-    return found
-
-
-@pytest.mark.parametrize("q", [0.5, 1.0, 60.0])
-@pytest.mark.parametrize("f", [[0.0, 0.0], [0.0, 2.0]])
-def test_a_loss_of_zero_has_a_finite_step(q: float, f: list[float]) -> None:
-    """F = 1e-10, and (1e-10)^60 is no number in double precision; both sums have that factor."""
-    assert np.isfinite(direction(q, f, [[1.0, 0.0], [0.0, 1.0]])).all()
-
-
-def test_with_a_large_q_only_the_worst_client_counts() -> None:
-    """As if alone: Delta / h = L / (q L^2 / F + L), L = 2, F = 2, q = 60."""
-    found = direction(60.0, [0.0, 2.0], [[1.0, 0.0], [0.0, 1.0]])
-    assert found == pytest.approx([0.0, 2 / (60 * 4 / 2 + 2)], rel=1e-6)
 
 
 def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> None:

@@ -12,24 +12,30 @@ from fedml_noniid.core.component import Setting
 from fedml_noniid.core.options import RecipeError
 from fedml_noniid.plugins import registry
 from tests.methods import by_hand as hand
+from tests.recipe_table import CHOOSING, UNSOUND
 
 SETTING = Setting(3, 3, "sgd", hand.LR, n_public=4)
 SERVER, CORRECTION = "server step", "can't be combined"
 FAMILY = ("rfedavg", "rfedavg_plus")
+OF_ONE_MODEL, WITHOUT_NOISE = (
+    "what belongs to one model",
+    "without that noise|needs a batch together",
+)
+# What is said -> the pairs, in both orders. The names of both stand in the message.
 CLASHES: dict[str, tuple[str, ...]] = {
     "both own the proximal term": ("fedprox+fednova", "fedprox+feddyn", "fedprox+feddc"),
     SERVER: (
         *(f"fedadam+{other}" for other in ("fednnnn", "feddyn", "feddc", "sgdm_server", "fedyogi")),
         *(f"fedexp+{other}" for other in ("fedadam", "fednnnn", "feddyn", "feddc", "fedavgm")),
-        "fednnnn+sgdm_server",
-        "fedavgm+sgdm_server",
-        "feddyn+sgdm_server",
+        *(f"sgdm_server+{other}" for other in ("fednnnn", "fedavgm", "feddyn")),
     ),
     CORRECTION: (
         *(f"feddc+{other}" for other in ("scaffold", "feddyn", "fednnnn", "fednova")),
         *(f"feddyn+{other}" for other in ("scaffold", "fednnnn", "fednova")),
         *(f"fednova+{other}" for other in ("qfedavg", "sgdm")),
         *(f"fedcm+{other}" for other in ("scaffold", "feddyn", "feddc")),
+        *(f"fedrod+{other}" for other in ("fedrs", "fedlc", "fedbabu", "ccvr", "fedper", "fedbn")),
+        *(f"topk+{other}" for other in ("fnr", "dpfedavg", "centred_clipping", "qsgd")),
     ),
     "both own the local optimiser": (
         "sgdm+sgdm_local",
@@ -38,11 +44,18 @@ CLASHES: dict[str, tuple[str, ...]] = {
         *(f"{method}+sgdm_local" for method in ("fedcm", "feddc", "scaffold")),
     ),
     "both own the point of the gradient": ("fedsam+fedlesam",),
+    "both own the clients' weights": ("median+ccn",),
+    "both own the clients' average": ("median+fednova", "fedbuff+fednova"),
+    "both own the refinement": ("bucketing+fnr",),
+    "both own the cohort, and each chooses the clients": ("oort+powd",),
     "logits of the local loss": ("fedlc+fedrs",),
     "classifier": ("ccvr+fedbabu",),
-    "'fed3r' takes no local step": ("fed3r+scaffold", "fed3r+linear_probe"),
+    "takes no local step": ("fed3r+scaffold", "fed3r+linear_probe", "fed3r+fedproto"),
     "leave the shared part as it is": tuple(
         f"fedrep+{other}" for other in ("scaffold", "feddc", "fedcm", "fednova")
+    ),
+    "starts local training elsewhere": tuple(
+        f"fedala+{other}" for other in ("scaffold", "fednova", "feddyn", "feddc", "fedcm")
     ),
     "nothing would be averaged": ("fedbabu+linear_probe", "fedper+linear_probe"),
     "training on the server": ("feddf+fedftg", "fsl+feddf"),
@@ -68,7 +81,37 @@ CLASHES: dict[str, tuple[str, ...]] = {
     "no clients": tuple(
         f"{other}+centralised" for other in ("fedprox", "fnr", "datasharing", "scaffold")
     ),
+    OF_ONE_MODEL: ("fedbuff+scaffold", "fedbuff+rfedavg_plus", "ifca+scaffold"),
+    "adds their updates to one": ("fedbuff+fnr", "fedbuff+feddf", "cfl+fnr"),
+    "asks them about one": ("ifca+ccvr",),
+    "no client has it": ("ifca+fedadam",),
+    WITHOUT_NOISE: tuple(
+        f"dpsgd+{other}"
+        for other in (
+            *("ccn", "qfedavg", "fedsam", "ditto", "scaffold_i", "rfedavg_plus", "feddecorr"),
+            *("fedrs", "rpowd"),
+        )
+    ),
+    "more of a client than its bounded update": tuple(
+        f"dpfedavg+{other}"
+        for other in ("ccvr", "rfedavg_plus", "fnr", "ccn", "qfedavg", "centred_clipping", "oort")
+    ),
+    "dpfedavg": ("dpfedavg+fednova", "dpfedavg+fedexp"),
 }
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        *((pair, words) for words, pairs in CLASHES.items() for pair in pairs),
+        *UNSOUND.items(),
+    ],
+)
+def test_a_pair_that_is_refused_names_both_and_the_reason(pair: str, words: str) -> None:
+    a, b = pair.split("+")
+    for recipe in (pair, f"{b}+{a}"):
+        with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*({words})"):
+            registry.build(recipe, {}, Setting(9, 6, "sgd", hand.LR, n_public=15))
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedcm"])
@@ -148,33 +191,53 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 
 
 PUBLIC = "needs a public split, but public is 0"
+SILOS, SIX = Setting(3, 3, deployed=True), Setting(6, 6, n_public=15)
+CLIPPED = {"clip": 1.0, "noise": 0.0}
+# (method, its options, the federation, what is said)
 SETTINGS: list[tuple[str, dict[str, Any], Setting, str]] = [
     *(
         (recipe, {}, Setting(3, 3), f"{recipe}: {PUBLIC}")
         for recipe in ("datasharing", "feddf", "fsl")
     ),
     *((method, {}, Setting(1, 1), f"^{method}: .*at least 2, got 1") for method in FAMILY),
-    *(
-        (method, DP, Setting(3, 3, deployed=True), f"{method}: the noise .* the run's seed")
-        for method in FAMILY
+    *((method, DP, SILOS, f"{method}: the noise .* the run's seed") for method in FAMILY),
+    *((method, {}, SILOS, f"'{method}' is for simulations") for method in ("fedbuff", "fedasync")),
+    ("centralised", {}, SILOS, "may not leave their silos"),
+    ("tests.leaking:Peek", {}, SILOS, "trains on the test set"),
+    *((method, {"d": 3} if method != "oort" else {}, SILOS, "fewer silos") for method in CHOOSING),
+    ("powd", {"d": 3}, Setting(6, 4), "d = 3 candidates for a cohort of 4 of 6 clients"),
+    ("rpowd", {"d": 7}, Setting(6, 4), "d = 7 candidates"),
+    ("dpfedavg", {}, Setting(6, 4, norms=True), "dpfedavg: the network has batch norms"),
+    ("dpfedavg", {}, SILOS, "the server's noise comes from random_seed, which every silo"),
+    ("dpfedavg", {"clip": 0.0}, SIX, "is a multiple of clip, and clip = 0 is no limit"),
+    (
+        "dpsgd",
+        {"clip": 0.0, "noise": 1.0},
+        SIX,
+        r"noise = 1\.0 is a multiple of clip, and clip = 0",
     ),
+    ("dpsgd", CLIPPED, Setting(6, 4, no_sample_gradients="it mixes"), "and it mixes; allowed"),
+    ("krum", {"f": 4}, SIX, "f of at most the clients .or buckets. in a round - 3"),
+    ("krum", {"f": 1, "m": 6}, SIX, "m of at most these - f"),
+    ("krum", {}, Setting(3, 3), "'krum': f = 1, m = 1 of 3 clients"),
+    ("trimmed_mean", {}, Setting(4, 4), "trims nobody"),
+    ("bucketing", {"s": 6}, SIX, "into one bucket"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "settings", "setting", "words"),
+    ("method", "options", "setting", "words"),
     [
-        *((recipe, {}, SETTING, words) for words, of in CLASHES.items() for recipe in of),
-        *((name, {name: of}, SETTING, f"{name}.*{words}") for name, of, words in OPTIONS),
-        *((name, {name: of}, setting, words) for name, of, setting, words in SETTINGS),
+        *((method, options, SETTING, f"{method}.*{words}") for method, options, words in OPTIONS),
+        *SETTINGS,
     ],
 )
-def test_what_does_not_compose(
-    recipe: str, settings: dict[str, Any], setting: Setting, words: str
+def test_what_a_method_can_not_be(
+    method: str, options: dict[str, Any], setting: Setting, words: str
 ) -> None:
-    """Methods, options of one, and options in a federation."""
+    """Options of one method, and options in a federation."""
     with pytest.raises(RecipeError, match=words):
-        registry.build(recipe, settings, setting)
+        registry.build(method, {method: options} if options else {}, setting)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +256,8 @@ def test_what_does_not_compose(
             (f"fed3r+{other}", {"fed3r": {"fine_tune": True}}, SETTING)
             for other in ("scaffold", "linear_probe", "fnr")
         ),
-        *((method, {}, Setting(3, 3, deployed=True)) for method in FAMILY),
+        *((method, {}, SILOS) for method in FAMILY),
+        ("dpsgd", {"dpsgd": {"clip": 0.0, "noise": 0.0}}, Setting(6, 4, no_sample_gradients="no")),
         *((method, {method: DP}, Setting(3, 3)) for method in FAMILY),
         *((method, {}, Setting(3, 1)) for method in FAMILY),
     ],

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.core.component import Ask, Server, Setting
-from fedml_noniid.core.optimizers import SGD
+from fedml_noniid.core.component import Ask
 from fedml_noniid.core.randomness import fold, identity, normal
-from fedml_noniid.core.sums import integers
-from fedml_noniid.core.task import Task
 from fedml_noniid.engines.cohort import draw_cohort
 from fedml_noniid.plugins import registry
 from tests.methods import by_hand as hand
@@ -112,13 +109,11 @@ def compare(reference: Reference, name: str) -> None:
         before, row = reference.table, ran.outcome.rows[t - 1]
         reference.round(t, cohort)
         assert row["local_loss"] == pytest.approx(reference.loss, rel=1e-10)
-        # Eq. 2's distances of the cohort, the mean of their r, the median norm of their delta. Of
+        # The mean of the cohort's r, the median norm of their delta. Of
         # the delta that the round brought; in rFedAvg+ of those that it used: the map comes later.
         after = reference.table
         reference.table = before if reference.plus else after
         rows = reference.table[list(cohort)]
-        mmd = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(2))
-        np.testing.assert_allclose(ran.outcome.tensors[f"{name}/mmd"][t - 1], mmd, atol=1e-12)
         terms = [
             reference.regulariser(phi, k, cohort)[0] for phi, k in zip(rows, cohort, strict=True)
         ]
@@ -126,8 +121,6 @@ def compare(reference: Reference, name: str) -> None:
         assert row[f"{name}_r"] == pytest.approx(r, rel=1e-9)
         median = np.median(np.sqrt((rows**2).sum(1)))
         assert row[f"{name}_delta_norm_median"] == pytest.approx(median, rel=1e-9)
-        vectors = 1 if reference.plus else len(reference.compared(cohort[0], cohort))
-        assert row[f"{name}_delta_bytes"] == 8 * 2 * vectors
         reference.table = after
     hand.same(ran.outcome.params, reference.w)
     np.testing.assert_allclose(ran.state(name)["delta"], reference.table, rtol=1e-10)
@@ -145,34 +138,3 @@ def test_three_rounds_of_partial_participation(
     """Two of three clients, mini-batches of 2, momentum."""
     ran = hand.run(name, {name: {"lam": LAM} | options}, engine=engine, **PARTIAL)
     compare(Reference(name, ran, momentum=0.5, lr=0.12, **options), name)
-
-
-@pytest.mark.parametrize(
-    ("name", "jobs"),
-    [
-        # delta_0 before round 1 by everybody; then delta goes up with the model
-        ("rfedavg", ["rfedavg.map", "train", "train"]),
-        # lines 13-16: the cohort maps its data with the model that the server has just averaged
-        ("rfedavg_plus", ["rfedavg_plus.map", *["train", "rfedavg_plus.map"] * 2]),
-    ],
-)
-def test_the_exchanges(name: str, jobs: list[str]) -> None:
-    ran = hand.run(name, cohort=2)
-    assert [job for job, _ in ran.jobs()] == jobs
-    assert ran.jobs()[0][1] == EVERYBODY
-    (train, _), (last, _) = ran.exchanges[-2:]
-    if name == "rfedavg_plus":
-        assert last.to == train.to
-        assert all(torch.equal(last.params[key], ran.outcome.params[key]) for key in last.params)
-
-
-@pytest.mark.parametrize(("name", "numbers"), [("rfedavg", 3 * 2), ("rfedavg_plus", 2)])
-def test_what_a_client_is_sent(name: str, numbers: int) -> None:
-    """N = 4, M = 3, d = 2: N - 1 vectors of d, or their mean."""
-    (component,) = registry.build(name, {}, Setting(4, 3)).components
-    table = torch.zeros(4, 2)
-    state = {"delta": table, "sum": integers(table, 4)}
-    task = Task(hand.given(), SGD(0.1))
-    sent = component.message(Server(task, {}, {}, 1, 4, state=state, cohort=(0, 1, 3)))
-    assert sum(leaf[0].numel() for leaf in sent.values()) == numbers
-    assert all(leaf.shape[0] == 3 for leaf in sent.values())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,15 @@ import pytest
 import torch
 
 from fedml_noniid.contract import silos
-from fedml_noniid.core.component import Component, Server, Setting
+from fedml_noniid.core.component import Server
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.core.optimizers import SGD
-from fedml_noniid.core.options import RecipeError
 from fedml_noniid.core.task import Task
 from fedml_noniid.deploy.server_run import ServerRun
 from fedml_noniid.engines.cohort import draw_cohort
 from fedml_noniid.engines.plan import Clock
 from fedml_noniid.engines.schedule import SECOND, Devices, Waits
 from fedml_noniid.governance import study
-from fedml_noniid.plugins import registry
 from fedml_noniid.plugins.baselines.oort import Oort
 from tests import federation
 from tests.methods import by_hand as hand
@@ -127,7 +124,7 @@ def test_oorts_utility_has_a_bonus_for_the_long_unseen_and_a_factor_for_the_slow
 def test_oort_draws_by_utility_above_the_cut_off() -> None:
     """Of 3 known clients with one to choose, the last one's utility is below 95 % of the largest;
     the other two are drawn in proportion to theirs, 1 : 0.96."""
-    n = 4000
+    n = 1000
     cohorts = [
         Oort().choose(server([100.0, 96.0, 94.0], [1e9] * 3, key=key, cohort=(0,)))
         for key in range(n)
@@ -150,26 +147,10 @@ def test_where_all_take_part_it_is_fedavg_to_the_bit(recipe: str, engine: str) -
 
 
 @pytest.mark.parametrize("recipe", CHOOSING)
-def test_with_others_it_chooses_the_clients_and_nothing_else(
-    recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SCAFFOLD with the same cohorts ends with the same bits."""
-    made = federation.simulation(f"{recipe}+scaffold", settings(recipe), rounds=5)
-    exchanges = hand.tapped(made)
-    out = made.run()
-    cohorts = [ask.to for ask, _ in exchanges if ask.job == "train"]
-    assert cohorts != [draw_cohort(3, t, 6, 4) for t in range(1, 6)]
-    monkeypatch.setattr(
-        "fedml_noniid.engines.plan.draw_cohort", lambda seed, t, n, size: cohorts[t - 1]
-    )
-    assert federation.equal_models(out, federation.run("scaffold", rounds=5))
-
-
-@pytest.mark.parametrize("recipe", CHOOSING)
-def test_on_the_clock_processes_and_a_resumed_run_agree(recipe: str, tmp_path: Path) -> None:
+def test_what_the_clock_shows(recipe: str) -> None:
     """Client k takes k + 1 microseconds for a step: a round waits for the slowest that trains, and
     for a pass of the slowest candidate."""
-    n, path = len(federation.SIZES), tmp_path / "run.safetensors"
+    n = len(federation.SIZES)
     devices = Devices(tuple(range(1, n + 1)), (0,) * n, (0,) * n)
     how: dict[str, Any] = {"clock": Clock(devices, Waits()), "rounds": 4}
     made = federation.simulation(recipe, settings(recipe), **how)
@@ -181,47 +162,22 @@ def test_on_the_clock_processes_and_a_resumed_run_agree(recipe: str, tmp_path: P
         now += max(counts * passes[k] * (k + 1) for k in ask.to)
         ends += [now / SECOND] if ask.job == "train" else []
     assert [row["clock_s"] for row in out.rows] == ends
-    assert federation.equal(out, federation.run(recipe, settings(recipe), workers=2, **how))
-    next(federation.simulation(recipe, settings(recipe), checkpoint=path, **how).rounds())
-    resumed = federation.simulation(recipe, settings(recipe), checkpoint=path, **how)
-    assert resumed.start_round == 1 and federation.equal(resumed.run(), out)
-
-
-def test_oort_leaves_out_who_is_slow() -> None:
-    """A client that takes 1000 times as long is never chosen once it is known."""
-    slow = Devices((1000, *(1,) * 5), (0,) * 6, (0,) * 6)
-    made = federation.simulation("oort", rounds=8, clock=Clock(slow, Waits()))
-    exchanges = hand.tapped(made)
-    made.run()
-    assert sum(0 in ask.to for ask, _ in exchanges) == 1
 
 
 SIX = Devices((1,) * 6, (0,) * 6, (0,) * 6)
 REFUSED = [
-    ("powd", {"powd": {"d": 3}}, {}, "d = 3 candidates for a cohort of 4 of 6 clients"),
-    ("rpowd", {"rpowd": {"d": 7}}, {}, "d = 7 candidates"),
-    ("oort+powd", {}, {}, "both own the cohort, and each chooses the clients of a round"),
-    ("dpsgd+rpowd", {}, {}, "'rpowd' reads the samples in another way, without that noise"),
-    ("dpfedavg+oort", {}, {}, "takes more of a client than its bounded update"),
-    ("powd", {}, {"clock": Clock(SIX, Waits(deadline=9))}, "nobody knows before it who is late"),
-    ("oort", {}, {"clock": Clock(replace(SIX, dropout=0.1), Waits())}, "without dropout"),
-    ("oort", {}, {"clock": Clock(SIX, Waits(), 9)}, "and no until_s"),
+    ("powd", Clock(SIX, Waits(deadline=9)), "nobody knows before it who is late"),
+    ("oort", Clock(replace(SIX, dropout=0.1), Waits()), "without dropout"),
+    ("oort", Clock(SIX, Waits(), 9), "and no until_s"),
 ]
 
 
-@pytest.mark.parametrize(("recipe", "given", "how", "words"), REFUSED)
-def test_what_is_refused(recipe: str, given: Any, how: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("recipe", "clock", "words"), REFUSED)
+def test_a_schedule_that_nobody_could_know_is_refused(
+    recipe: str, clock: Clock, words: str
+) -> None:
     with pytest.raises(UserError, match=words):
-        federation.simulation(recipe, given, **how)
-
-
-@pytest.mark.parametrize("clients", [(), (1, 0), (0, 9), (0, 1, 2, 3, 4), [0, 1]])
-def test_a_cohort_that_cannot_be_is_refused(clients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = {"choose": lambda self, server: clients, "exclusive": Oort.exclusive}
-    kind = type("Fixed", (Component,), {"name": "fixed", "__annotations__": {}, **members})
-    monkeypatch.setitem(registry.METHODS, "fixed", dataclass(frozen=True)(kind))
-    with pytest.raises(RecipeError, match=r"'fixed': choose returned .* allowed: a tuple of ascen"):
-        federation.run("fixed")
+        federation.simulation(recipe, clock=clock)
 
 
 @pytest.mark.parametrize("recipe", CHOOSING)
@@ -237,5 +193,3 @@ def test_the_server_of_silos_chooses_as_a_simulation_does(recipe: str) -> None:
     made = silos.deployment(recipe, given, cohort=2)
     signed = study.make(made, server, "of silos", datetime.date(2030, 1, 1))
     assert signed.may_end_early and signed.last_round(0) == 0
-    with pytest.raises(RecipeError, match="allowed: a cohort of fewer silos"):
-        registry.build(recipe, given, Setting(3, 3, deployed=True))

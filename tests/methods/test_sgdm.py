@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from tests.methods import by_hand as hand
 
@@ -65,22 +63,3 @@ def test_its_lines(engine: str, form: str, options: dict[str, Any]) -> None:
     hand.same(ran.outcome.params, reference.w)
     state = {"sgdm": reference.v, "sgdm_server": reference.d, "sgdm_local": {}}[form]
     hand.same(ran.state(form).get("v", ran.state(form).get("d", {})), state)
-
-
-def test_a_refinement_leaves_the_averaged_v_alone() -> None:
-    refined = hand.run("fnr+sgdm", settings() | {"fnr": {"p": 1.0, "epochs": 1}}, rounds=1)
-    plain = hand.run("sgdm", settings(), rounds=1)
-    assert not torch.equal(refined.outcome.params["fc1.bias"], plain.outcome.params["fc1.bias"])
-    for key, v in plain.state("sgdm")["v"].items():
-        assert torch.equal(refined.state("sgdm")["v"][key], v)
-
-
-def test_the_ball_rolls_on_with_what_others_leave() -> None:
-    """w_{t+1} - w_t = gamma (w_t - w_{t-1}) + u, with CCN's u = sum c_k (w_k - w_t)."""
-    ran = hand.run("ccn+sgdm_server", settings("sgdm_server") | {"ccn": {"T": 0.2}}, rounds=3)
-    w = [{key: leaf.numpy() for key, leaf in ask.params.items()} for ask, _ in ran.exchanges]
-    c = ran.outcome.tensors["ccn/weights"][2].numpy()
-    assert abs(c - np.array(hand.SIZES) / 6).max() > 0.01
-    d = hand.each(np.subtract, w[2], w[1])
-    u = {key: np.tensordot(c, leaf.numpy(), 1) for key, leaf in ran.exchanges[2][1].deltas.items()}
-    hand.same(ran.outcome.params, hand.each(lambda w, d, u: w + GAMMA * d + u, w[2], d, u))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,6 @@ def test_engines_agree_and_new_samples_are_told_apart() -> None:
     how: dict[str, Any] = {"model": NAME, "rounds": 2, "batch_size": 8, "progress": False}
     alone = nd.run("scaffold", split, engine="sequential", **how)
     beside = nd.run("scaffold", split, engine="vectorized", **how)
-    assert nd.run("scaffold", split, engine="sequential", **how).sha256 == alone.sha256
     for name, leaf in alone.weights[0].items():
         torch.testing.assert_close(beside.weights[0][name], leaf, rtol=1e-4, atol=1e-5)
     named = np.array(split.data.classes)[split.data.dataset.test_y.numpy()]
@@ -155,19 +155,28 @@ def test_new_samples_of_another_kind_are_refused(name: str, dtype: Any, allowed:
     assert torch.equal(made.samples(whole)[:, -1], torch.from_numpy(whole["age"]).float())
 
 
-def test_what_takes_one_input_is_refused() -> None:
-    found = data()
-    with pytest.raises(UserError, match="noise is refused for samples with several inputs"):
-        nd.partition(found, "iid", clients=3, noise={"sigma": 0.1})
-    with pytest.raises(UserError, match="normalise = 'half' is refused"):
-        nd.from_arrays(X, Y, normalise="half")
-    with pytest.raises(UserError, match="has the inputs facts; allowed: image, facts"):
-        nd.from_arrays(X, Y, {"facts": X["facts"]}, Y)
-    inputs = found.dataset.inputs
-    with pytest.raises(UserError, match="are refused, as model 'mlp' takes one"):
-        build("mlp", (49,), 3, inputs=inputs)
-    with pytest.raises(
-        UserError, match=r"inputs with 49 numbers are refused, as samples are \[6\]"
-    ):
-        build(NAME, (6,), 3, inputs=inputs)
-    assert nd.run("fedavg", found, partition="iid", clients=2, rounds=1, progress=False)  # an mlp
+INPUTS = data().dataset.inputs
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (
+            lambda: nd.partition(data(), "iid", clients=3, noise={"sigma": 0.1}),
+            "noise is refused for samples with several inputs",
+        ),
+        (lambda: nd.from_arrays(X, Y, normalise="half"), "normalise = 'half' is refused"),
+        (
+            lambda: nd.from_arrays(X, Y, {"facts": X["facts"]}, Y),
+            "has the inputs facts; allowed: image, facts",
+        ),
+        (lambda: build("mlp", (49,), 3, inputs=INPUTS), "are refused, as model 'mlp' takes one"),
+        (
+            lambda: build(NAME, (6,), 3, inputs=INPUTS),
+            r"inputs with 49 numbers are refused, as samples are \[6\]",
+        ),
+    ],
+)
+def test_what_takes_one_input_is_refused(use: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        use()

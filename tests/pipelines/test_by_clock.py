@@ -80,16 +80,3 @@ def test_the_table_pairs_seeds_on_a_logarithmic_scale() -> None:
     assert b[-2:] == ["11.3 ± 2.9", f"{middle:.2f} ({low:.2f} to {high:.2f})"]
     assert c[-2:] == ["1 of 3 reach it", "-"]
     assert "76.00 %, 95 % of what the first line" in clock.note(clock.read(runs), ACCURACY)
-
-
-def test_runs_without_a_clock_have_no_table() -> None:
-    plain = run("a", 0, rising(10.5))
-    for row in plain.rows:
-        del row["clock_s"]  # type: ignore[attr-defined]  # a dict, typed as a Mapping
-    assert clock.read([plain]) == {} and clock.table({}, ACCURACY) == []
-
-
-def test_the_picture_is_drawn_and_the_same_twice() -> None:
-    curves = clock.read([run("a", 0, rising(10.5)), run("b", 0, rising(20))])
-    first = clock.picture(curves, ACCURACY)
-    assert first[:4] == b"\x89PNG" and first == clock.picture(curves, ACCURACY)

@@ -189,13 +189,10 @@ def test_a_mistake_is_named(tmp_path: Path, old: str, new: str, where: str, part
 def test_a_file_that_is_not_read_as_it_looks_is_refused(
     tmp_path: Path, text: str, part: str
 ) -> None:
-    (line,) = refusals(tmp_path, text=text)
-    assert "params.yaml: " in line and part in line
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"params\.yaml: can't be read"):
         config.load(tmp_path)
+    (line,) = refusals(tmp_path, text=text)
+    assert "params.yaml: " in line and part in line
 
 
 def test_what_is_read_is_what_was_meant(tmp_path: Path) -> None:
@@ -236,11 +233,6 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         "recipes.fnr.fnr.q",
         "train.model",
     }
-
-
-@pytest.mark.parametrize(("share", "cohort"), [(1.0, 20), (0.5, 10), (0.01, 1)])
-def test_participation_is_a_share_of_the_clients(share: float, cohort: int) -> None:
-    assert config.Scenario(partition="iid", clients=20, participation=share).cohort == cohort
 
 
 def test_check_composes_every_recipe(tmp_path: Path) -> None:

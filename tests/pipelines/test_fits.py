@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -185,10 +185,7 @@ def test_own_callbacks_and_schedules_are_tried(
 def test_nothing_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("a download")
-
-    monkeypatch.setattr("torchvision.datasets.MNIST", never)
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # its import takes seconds
     (tmp_path / "params.yaml").write_text(PARAMS.replace("name: digits", "name: mnist"))
     assert main(["check", "--root", str(tmp_path)]) == 0
     assert (

@@ -17,7 +17,7 @@ from fedml_noniid.pipelines.stages import report
 from tests.pipelines.small import run_stages
 from tests.work import calls, peak_bytes
 
-FEW, MANY = 2_000, 10_000
+FEW, MANY = 500, 3_000
 
 
 def write_study(folder: Path, owners: int) -> None:
@@ -26,7 +26,7 @@ def write_study(folder: Path, owners: int) -> None:
     rng = np.random.default_rng(owners)
     owner = rng.permutation(np.repeat(np.arange(owners), rng.integers(1, 6, owners)))
     (folder / "raw").mkdir()
-    for part, client in (("train", owner), ("test", rng.integers(0, owners, 10_000))):
+    for part, client in (("train", owner), ("test", rng.integers(0, owners, 4_000))):
         y = rng.integers(0, 10, len(client))
         x = rng.normal(size=(len(client), 8)).astype(np.float32)
         np.savez(folder / "raw" / f"{part}.npz", x=x, y=y, client=client)

@@ -29,16 +29,13 @@ def test_measures_by_hand() -> None:
 
     Class 1: 1 of 2 right, 2 named. Class 2: 0 of 1, 1 named. 3: no sample.
     """
-    y, predictions = torch.tensor([[0, 0, 0, 0, 1, 1, 2], [0, 0, 0, 2, 1, 0, 1]])
-    majority, balanced, f1 = _by_class(y, predictions, 0)
     rows = [[3, 0, 1, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-    assert _confusion(y, predictions, 4).tolist() == rows
-    assert majority == pytest.approx(4 / 7)
-    assert balanced == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
-    assert f1 == pytest.approx((2 * 3 / 8 + 2 * 1 / 4 + 0) / 3)
+    confusion = _confusion(*torch.tensor([[0, 0, 0, 0, 1, 1, 2], [0, 0, 0, 2, 1, 0, 1]]), 4)
+    assert confusion.tolist() == rows
+    balanced, f1 = (3 / 4 + 1 / 2 + 0) / 3, (2 * 3 / 8 + 2 * 1 / 4 + 0) / 3
+    assert _by_class(confusion) == pytest.approx((balanced, f1))
     # A class that is named but has no sample counts in F1 alone.
-    _, balanced, f1 = _by_class(*torch.tensor([[0, 0], [0, 1]]), 2)
-    assert (balanced, f1) == (pytest.approx(1 / 2), pytest.approx((2 / 3 + 0) / 2))
+    assert _by_class(np.array([[1, 1], [0, 0]])) == pytest.approx((1 / 2, (2 / 3 + 0) / 2))
 
 
 def write_table(path: Path) -> None:
@@ -59,7 +56,7 @@ scenario_names: [natural]
 scenarios: {natural: {partition: natural, clients: 2}}
 recipe_names: [fedavg, fedprox]
 recipes: {fedavg: {}, fedprox: {}}
-seeds: [0, 1]
+seeds: [0]
 train: {model: mlp, rounds: 2, epochs: 1, batch_size: 32, lr: 0.1, device: cpu}
 machine: {processes: 1}
 deploy: {recipe: fedavg, scenario: natural, silos: 2, rounds: 1}
@@ -124,9 +121,6 @@ def test_the_summary_in_python_has_the_same(rare: Path) -> None:
     )
     names = ["majority_accuracy", "balanced_accuracy", "macro_f1", "classes_named"]
     assert result.metrics[names].iloc[0].to_dict() == {name: metrics[name] for name in names}
-    assert len(metrics["predictions_sha256"]) == 64
-    assert not [name for name in result.metrics if name.endswith("_sha256")]
     row = result.summary.iloc[0]
-    assert row[names[:3]].to_dict() == {name: metrics[name] for name in names[:3]}
     assert row["note"] == "ONE CLASS on seed 0; no better than the majority class"
     assert result.summary["rank"].isna().all()

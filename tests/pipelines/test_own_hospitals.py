@@ -67,10 +67,3 @@ def test_the_command_of_the_page_makes_an_experiment_of_named_hospitals(
     right = again.predict(np.loadtxt(tmp_path / "north.txt")[:, :4])
     labels = np.loadtxt(tmp_path / "north.txt")[:, 4].astype(int).astype(str)
     assert runs["new-fedavg-0"].unseen["north"].accuracy == pytest.approx((right == labels).mean())
-
-
-def test_a_model_per_hospital_can_be_chosen(read: Any) -> None:
-    data = nd.load(read, folder="ecg", root=".")
-    search = {"seeds": [10], "fresh": [20, 21], "grid": {"train": {"lr": [0.1]}}}
-    choice = nd.choose(data, ["finetune"], search=search, clients=4, **HOW)
-    assert choice.final["recipe"].tolist() == ["fedavg", "finetune"]

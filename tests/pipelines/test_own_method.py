@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -46,25 +43,6 @@ def test_a_changed_line_trains_what_has_the_method_again_and_nothing_else(study:
     own_package.forget(file.parent.name)
     second = hashes(study)
     assert {key for key in first if first[key] != second[key]} == {"deploy", "skewed-mine-0"}
-
-
-def test_a_worker_of_a_cluster_refuses_an_item_of_other_code(
-    study: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("distributed", reason="a cluster needs [cluster]")
-    from fedml_noniid.pipelines.cluster import job
-
-    monkeypatch.setattr(job, "get_worker", lambda: SimpleNamespace(name="w7"))
-    monkeypatch.setattr(job, "read_indices", Path.read_bytes)
-    settings = config.load(study)
-    unit = next(unit for unit in settings.units() if unit.recipe == "mine")
-    indices = hashlib.sha256(b"them").hexdigest()
-    made = provenance.training_fingerprint(settings, unit, "data", indices)
-    packed = zlib.compress(b"them")
-    sent = job.Job(settings, unit, made, packed, study, "data", study, 1)
-    assert job._indices(sent) == b"them"
-    with pytest.raises(UserError, match=r"^worker w7: has other code for skewed-mine-0 than the f"):
-        job._indices(sent._replace(fingerprint="of the front"))
 
 
 def test_what_it_imports_of_ours_counts(study: Path) -> None:
@@ -116,36 +94,19 @@ def test_a_result_of_our_edited_code_is_refused(monkeypatch: pytest.MonkeyPatch)
         own_code.check_unchanged(own_code.OURS)
 
 
-def test_mistakes_name_the_entry(study: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("mu: 0.2", "mu: -1", r"recipes\.mine\.fedx\.mu = -1 is refused"),
+        ("fedx.FedX", "fedx.FedY", r"recipes\.mine: recipe .* can't be imported"),
+        ("mine: {recipe", "a.b.C: {recipe", r"recipes\.a\.b\.C = .*: .*a path is for `recipe:`"),
+    ],
+)
+def test_mistakes_name_the_entry(study: Path, old: str, new: str, words: str) -> None:
     params = study / "params.yaml"
-    for old, new, words in (
-        ("mu: 0.2", "mu: -1", r"params\.yaml: recipes\.mine\.fedx\.mu = -1 is refused"),
-        ("fedx.FedX", "fedx.FedY", r"params\.yaml: recipes\.mine: recipe .* can't be imported"),
-    ):
-        text = params.read_text()
-        params.write_text(text.replace(old, new))
-        with pytest.raises(UserError, match=words) as error:
-            config.load(study)
-        assert len(str(error.value).splitlines()) == 1
-        params.write_text(text)
-
-
-def test_a_dotted_path_is_no_name_of_an_entry(study: Path) -> None:
-    """The error says where the class goes."""
-    params = study / "params.yaml"
-    text = params.read_text().replace("[fedavg, mine]", "[fedavg, a.b.C]")
-    params.write_text(text.replace("mine: {recipe", "a.b.C: {recipe"))
-    with pytest.raises(UserError) as error:
+    params.write_text(params.read_text().replace(old, new))
+    with pytest.raises(UserError, match=rf"params\.yaml: {words}"):
         config.load(study)
-    lines = str(error.value).splitlines()
-    assert [line.partition(" = ")[0] for line in lines] == [
-        "params.yaml: recipe_names[1]",
-        "params.yaml: recipes.a.b.C",
-    ]
-    for line in lines:
-        assert line.endswith(
-            "a name without dots; a class of your own stands in `recipe:` of an entry"
-        )
 
 
 def test_tuning_takes_its_hyper_parameters(study: Path) -> None:

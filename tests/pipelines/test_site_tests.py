@@ -89,14 +89,6 @@ def test_the_table_pairs_means_over_sites_by_seed() -> None:
     )
 
 
-def test_summary_csv_has_the_means_and_tests_of_the_table() -> None:
-    header, *lines = (line.split(",") for line in tables.summary_csv([summed()]).splitlines())
-    rows = {line[header.index("recipe")]: dict(zip(header, line, strict=True)) for line in lines}
-    assert float(rows["finetune"]["site_mean_mean"]) == pytest.approx(0.85)
-    assert float(rows["finetune"]["sites_vs_baseline_p_holm"]) == pytest.approx(0.01375, abs=1e-5)
-    assert rows["fedavg"]["sites_vs_baseline_p"] == ""
-
-
 def test_a_site_is_compared_on_the_seeds_that_both_methods_have() -> None:
     """fedper - fedavg at A: 0.05 and -0.04. Against all seeds of fedavg it would be 0.555 - 0.6."""
     sums = summed(SCORES | {"fedper": [(0.55, 0.9), (0.56, 0.9)]})
@@ -151,24 +143,6 @@ def test_leaks_and_bounds_are_shown_and_not_compared() -> None:
     assert rows["leaking LEAK"] == ["100.00 ± 0.00", *[NONE] * 6, "A: 100.00"]
     assert rows["alone"][1:7] == [NONE] * 6
     assert rows["finetune"][3:5] == ["0.007", "0.007"]
-
-
-def test_a_sentence_names_no_more_than_ten_sites() -> None:
-    """The largest differences come first."""
-    names = [f"site {number}" for number in range(12)]
-    runs = [result("fedavg", 0, dict.fromkeys(names, 0.5))]
-    runs.append(result("fedper", 0, {name: 0.6 + 0.01 * i for i, name in enumerate(names)}))
-    sums = scenario("hospitals", runs, ["fedavg", "fedper"], (0,), 12)
-    assert sums is not None
-    ((recipe, above, below),) = tables.site_changes(sums)
-    assert (recipe, below) == ("fedper", "0")
-    assert above.startswith("12 (site 11, site 10, ") and above.endswith(", site 2, and 2 more)")
-
-
-def test_without_a_baseline_the_table_has_no_comparisons() -> None:
-    sums = summed({"fedper": SCORES["fedper"]})
-    assert tables.site_tests(sums)[1] == ["fedper", "80.00 ± 0.00", *[NONE] * 6, "B: 79.00"]
-    assert not any("vs " in note for note in report.section(sums)["site_tests_notes"])
 
 
 def test_the_picture_has_the_clients_on_the_sites_own_samples(

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 import statistics
 from collections.abc import Callable
 from dataclasses import fields, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +30,9 @@ from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.tracking import live
-from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.pipelines.tracking.sync import sync
 from fedml_noniid.plugins.fnr.algorithm import FNR
 from tests.files import contents
 from tests.pipelines.small import PARAMS, run_stages
-
-# mlflow's own use of SQLAlchemy, and its own type hints.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*type hint is inferred as AnyType"),
-]
 
 # One item, in this process.
 ONE = PARAMS.replace("[fedavg, scaffold+fnr]", "[scaffold+fnr]").replace(
@@ -62,19 +53,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the stages up to the evaluation have run for one item."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "params.yaml").write_text(ONE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "SOON_S", 0)
-        run_stages(folder, ("prepare", "partition", "train", "evaluate"))
+    run_stages(folder, ("prepare", "partition", "train", "evaluate"))
     return folder
 
 
 @pytest.fixture
-def workplace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of `made` to change. Every training is long enough for a run in MLflow."""
-    monkeypatch.setattr(live, "SOON_S", 0)
-    folder = tmp_path / "workplace"
-    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("mlruns"))
-    return folder
+def workplace(made: Path, tmp_path: Path) -> Path:
+    """A copy of `made` to change."""
+    return Path(shutil.copytree(made, tmp_path / "workplace"))
 
 
 def forget(folder: Path, *names: str) -> None:
@@ -84,22 +70,18 @@ def forget(folder: Path, *names: str) -> None:
 
 
 def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
+    """Defaults too, which params.yaml leaves out: those of the method, the network, the partition,
+    the optimiser. What differs from run to run is in the store alone."""
     rows = table(made / RUN / "rounds.csv")
-    assert [row["round"] for row in rows] == ["1", "2", "3"]
     record = json.loads((made / RUN / "run.json").read_text())
-    about = {"recipe": "scaffold+fnr", "scenario": "skewed", "seed": 0}
-    assert about.items() <= record.items() and record["params"]["train.lr"] == 0.1
+    about = {"recipe": "scaffold+fnr", "scenario": "skewed", "seed": 0, "rounds": 3}
+    assert about.items() <= record.items() and len(rows) == 3
     assert record["weights_sha256"] == weights_sha256(load_file(made / RUN / "model.safetensors"))
     assert record["final"]["test_accuracy"] == float(rows[-1]["test_accuracy"])
-
-
-def test_run_json_and_mlflow_have_the_values_that_were_used(workplace: Path) -> None:
-    """Defaults too, which params.yaml leaves out: those of the method, the network, the partition,
-    the optimiser."""
-    record = json.loads((workplace / RUN / "run.json").read_text())
     used = {
         "fnr.p": 0.5,  # the only one that is written
         **{f"fnr.{field.name}": field.default for field in fields(FNR) if field.name != "p"},
+        "train.lr": 0.1,
         "train.model_options": {"hidden": 64, "batch_norm": False, "projection": 0},
         "train.momentum": 0.0,
         "scenario.min_size": 10,
@@ -107,61 +89,18 @@ def test_run_json_and_mlflow_have_the_values_that_were_used(workplace: Path) -> 
         "data.normalise": "channel",
     }
     assert used.items() <= record["params"].items()
-    indices = workplace / PARTITION / INDICES
-    known = {
-        "partition_hash": hashlib.sha256(indices.read_bytes()).hexdigest(),
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-        "threads": "1",
-    }
+    indices = (made / PARTITION / INDICES).read_bytes()
+    known = {"partition_hash": hashlib.sha256(indices).hexdigest(), "numpy": np.__version__}
     assert known.items() <= record["tags"].items()
-    store = Store(workplace, None)
-    sync(store, workplace, "small")
-    client = store.client()
-    (experiment,) = client.search_experiments(filter_string="name = 'small'")
-    run = next(
-        run
-        for run in client.search_runs([experiment.experiment_id])
-        if run.data.tags["item"] == Path(RUN).name
-    )
-    assert {key: str(value) for key, value in used.items()}.items() <= run.data.params.items()
-    assert known.items() <= run.data.tags.items()
-    by_round = client.get_metric_history(run.info.run_id, "client_accuracy/3")
-    rows = table(workplace / RUN / "rounds.csv")
-    assert [(str(one.step), str(one.value)) for one in by_round] == [
-        (row["round"], row["client_accuracy/3"]) for row in rows
+    kept = cache.made(made, record["tags"]["fingerprint"])
+    assert len(kept["seconds"]) == 3 and kept["tags"]["python"] == platform.python_version()
+    texts = [
+        file.read_text()
+        for name in (RUN, EVALUATION)
+        for file in (made / name).iterdir()
+        if file.suffix in (".json", ".csv")
     ]
-    for place, file in (
-        ("params.yaml", workplace / "params.yaml"),
-        (f"partition/{INDICES}", indices),
-    ):
-        copied = Path(client.download_artifacts(run.info.run_id, place))
-        assert copied.read_bytes() == file.read_bytes()
-    # An edit that changes no item makes no work.
-    (workplace / "params.yaml").write_text(ONE + "# a remark\n")
-    assert sync(store, workplace, "small") == []
-
-
-def test_what_differs_from_run_to_run_is_in_the_store_alone(made: Path) -> None:
-    """Seconds, machine, commit and the run's id in MLflow."""
-    fingerprint = json.loads((made / RUN / "run.json").read_text())["tags"]["fingerprint"]
-    known = cache.made(made, fingerprint)
-    tags = known["tags"]
-    assert (
-        len(known["seconds"]) == 3
-        and all(value > 0 for value in known["seconds"])
-        and known["run_id"]
-    )
-    assert (tags["python"], tags["fedml"]) == (platform.python_version(), version("fedml"))
-    assert tags["cores"] == str(len(os.sched_getaffinity(0)))
-    assert "gpu" not in tags and tags["cpu"] in Path("/proc/cpuinfo").read_text() + "unknown CPU"
-    for path in (made / RUN, made / EVALUATION):
-        text = "".join(
-            file.read_text() for file in path.iterdir() if file.suffix in (".json", ".csv")
-        )
-        assert not any(
-            word in text for word in ("seconds", known["run_id"], "git_commit", "cores")
-        ), path
+    assert not any(word in text for word in ("seconds", "git_commit", "cores") for text in texts)
 
 
 def test_train_keeps_what_the_methods_measure(made: Path) -> None:
@@ -176,15 +115,6 @@ def test_train_keeps_what_the_methods_measure(made: Path) -> None:
     assert not any(key.startswith("fnr/refine.") for key in found)
     tags = json.loads((made / RUN / "run.json").read_text())["tags"]
     assert (tags["public"], tags["leak"], tags["federated"]) == ("labelled", "none", "yes")
-
-
-def test_train_observes_the_clients_where_it_is_told_to(workplace: Path) -> None:
-    before = (workplace / RUN / "model.safetensors").read_bytes()
-    (workplace / "params.yaml").write_text(ONE.replace("device: cpu", "device: cpu, observe: true"))
-    run_stages(workplace, ("train",))
-    found = load_file(workplace / RUN / "recorded.safetensors")
-    assert found["fnr/refine.before"].shape == found["fnr/refine.after"].shape == (3, 2, 10)
-    assert (workplace / RUN / "model.safetensors").read_bytes() == before, "looking changes nothing"
 
 
 def test_evaluate_measures_the_model_that_was_trained(made: Path) -> None:
@@ -210,35 +140,27 @@ def test_evaluate_measures_the_model_that_was_trained(made: Path) -> None:
         == json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
     )
     classes = table(made / EVALUATION / "per_class.csv")
-    samples = [int(row["samples"]) for row in classes]
-    mean = sum(n * float(row["accuracy"]) for n, row in zip(samples, classes, strict=True)) / sum(
-        samples
+    known = {row["class"]: float(row["accuracy"]) for row in classes}
+    assert accuracy == pytest.approx(
+        sum(int(row["samples"]) * known[row["class"]] for row in classes) / 360
     )
-    assert mean == pytest.approx(metrics["accuracy"])
-
-
-def test_a_client_is_measured_on_its_own_mixture_of_classes(made: Path) -> None:
-    accuracy = {
-        row["class"]: float(row["accuracy"]) for row in table(made / EVALUATION / "per_class.csv")
-    }
+    # A client is measured on its own mixture of classes.
     held = table(made / PARTITION / "clients.csv")
     for row, client in zip(table(made / EVALUATION / "per_client.csv"), held, strict=True):
-        expected = sum(int(client[label]) * accuracy[label] for label in accuracy) / int(
-            client["samples"]
-        )
-        assert float(row["accuracy"]) == pytest.approx(expected)
+        mixed = sum(int(client[label]) * right for label, right in known.items())
+        assert float(row["accuracy"]) == pytest.approx(mixed / int(client["samples"]))
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which every stage has run for a scenario with noise, and training with
+    """A folder in which stages have run for a scenario with noise, and training with
     augmentation."""
     folder = tmp_path_factory.mktemp("noisy")
     text = ONE.replace("alpha: 0.5", "alpha: 0.5, noise: {sigma: 0.6}").replace(
         "device: cpu", "device: cpu, augment: true"
     )
     (folder / "params.yaml").write_text(text)
-    run_stages(folder, ("prepare", "partition", "train", "evaluate", "report"))
+    run_stages(folder, ("prepare", "partition", "train", "evaluate"))
     return folder
 
 
@@ -291,8 +213,8 @@ def test_a_client_is_measured_on_test_samples_of_its_own_too(made: Path) -> None
     assert {"client_worst", "client_percentile10", "client_variance"} <= metrics.keys()
 
 
-@pytest.mark.parametrize("left", [[0, 2], []])
-def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: list[int]) -> None:
+def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path) -> None:
+    left = [0, 2]
     path = workplace / PARTITION / INDICES
     indices = read_indices(path)
     parts = [part if k in left else part[:0] for k, part in enumerate(indices.test_clients)]
@@ -306,7 +228,7 @@ def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: 
     assert [k for k, row in enumerate(rows) if row["test_accuracy"]] == left
     metrics = json.loads((workplace / EVALUATION / "metrics.json").read_text())
     accuracies = [float(rows[k]["test_accuracy"]) for k in left]
-    assert metrics.get("client_test_worst") == (min(accuracies) if left else None)
+    assert metrics["client_test_worst"] == min(accuracies)
 
 
 class StopError(Exception):
@@ -331,10 +253,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert not (workplace / RUN).exists(), "nothing is written before the end"
     run_stages(workplace, ("train",))
     assert contents(workplace / RUN) == expected
-    fingerprint = json.loads(expected["run.json"])["tags"]["fingerprint"]
-    run_id = cache.made(workplace, fingerprint)["run_id"]
-    logged = Store(workplace, None).client().get_metric_history(run_id, "test_accuracy")
-    assert [point.step for point in logged] == [1, 2, 3], "the new run has all rounds"
     assert list((workplace / resume.RESUME).iterdir()) == []
 
 
@@ -352,7 +270,7 @@ def flipped(content: bytes) -> bytes:
     return content[:100] + bytes([content[100] ^ 1]) + content[101:]
 
 
-@pytest.mark.parametrize("damage", [None, flipped, lambda _: b"", lambda _: CUT])
+@pytest.mark.parametrize("damage", [None, flipped, lambda _: CUT])
 def test_a_missing_or_damaged_partition_is_refused(
     workplace: Path,
     capsys: pytest.CaptureFixture[str],
@@ -369,8 +287,9 @@ def test_a_missing_or_damaged_partition_is_refused(
 
 
 def test_what_diverges_is_named_and_all_others_are_trained(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live.Live, "_record", lambda *_: None)  # of MLflow, which takes seconds
     text = ONE.replace("[scaffold+fnr]", "[high, fedavg, higher]")
     high = (
         "  high: {recipe: fedprox, fedprox: {mu: 1.0e+30}}\n  higher: {recipe: fedprox, "
@@ -413,7 +332,9 @@ def test_data_that_change_during_a_run_are_refused(
 
     forget(workplace, "runs")
     monkeypatch.setattr(Item, "load", late)
-    assert f"{UNIT.key}: its data or partition has changed" in refused(capsys, workplace, "train")
+    assert f"{UNIT.key}: its code, data or partition are not those" in refused(
+        capsys, workplace, "train"
+    )
     assert not (workplace / RUN).exists()
 
 
@@ -423,7 +344,7 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [("model.safetensors", cut), ("rounds.csv", Path.unlink), (cache.RECEIPT, Path.unlink)],
+    [("model.safetensors", cut), (cache.RECEIPT, Path.unlink)],
 )
 def test_a_damaged_run_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
@@ -443,39 +364,6 @@ def test_a_damaged_run_is_refused(
     assert stage.main(["train", "--root", str(workplace)]) == 0
     assert "training: 1 known" in capsys.readouterr().out
     assert contents(workplace / RUN) == whole
-
-
-@pytest.mark.parametrize(
-    ("name", "step"), [("partitions", "partition"), ("runs", "train"), ("evaluation", "evaluate")]
-)
-def test_what_is_not_ours_is_refused_and_stays(
-    workplace: Path, capsys: pytest.CaptureFixture[str], name: str, step: str
-) -> None:
-    """A stage that DVC runs without `noniid run` empties nothing either."""
-    logs = workplace / name / "Nov23_host" / "events.out.tfevents.1"
-    logs.parent.mkdir()
-    logs.write_text("loss")
-    assert f"{name}/Nov23_host: not written by noniid" in refused(capsys, workplace, step)
-    assert logs.read_text() == "loss"
-
-
-@pytest.mark.parametrize(
-    ("scenario", "words"),
-    [
-        ("dirichlet, clients: 4, alpha: 0", ("params.yaml: scenarios.skewed.alpha", "above 0")),
-        ("iid, clients: 2000", ("params.yaml: scenarios.skewed.clients = 2000 is refused",)),
-        ("quantity, clients: 4, min_size: 400", ("params.yaml: scenarios.skewed", "min_size")),
-        ("natural, clients: 4", ("params.yaml: scenarios.skewed", "doesn't say whose")),
-    ],
-)
-def test_a_partition_that_can_not_be_is_refused(
-    workplace: Path, capsys: pytest.CaptureFixture[str], scenario: str, words: tuple[str, ...]
-) -> None:
-    text = ONE.replace("dirichlet, clients: 4, alpha: 0.5", scenario)
-    (workplace / "params.yaml").write_text(text)
-    before = contents(workplace / PARTITION)
-    line = refused(capsys, workplace, "partition")
-    assert all(part in line for part in words) and contents(workplace / PARTITION) == before
 
 
 def test_plain_progress_is_a_line_per_item_with_the_time_left(

@@ -177,7 +177,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "semicolons and marks of thousands": (
         CSV,
         raw("a.csv", TABLE.replace(",", ";").replace("60.5", "1.234,5").encode()),
-        ("a.csv: column 'pulse' is '1.234,5' in row 1", "thousands=", "new.csv"),
+        ("a.csv: column 'pulse' is '1.234,5' in row 1", "thousands"),
     ),
     "UTF-16": (
         CSV,
@@ -259,12 +259,12 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "the label as a feature": (
         CSV.replace("pulse]", "diagnosis]"),
         table(),
-        ("features = 'diagnosis'", "aren't the label"),
+        ("features = 'diagnosis'", "not in `label`"),
     ),
     "the owner as the label": (
         f"{CSV}, owner: diagnosis",
         table(),
-        ("owner = 'diagnosis'", "aren't the label"),
+        ("owner = 'diagnosis'", "not in `label`"),
     ),
     "two columns of one name": (
         CSV,
@@ -436,7 +436,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "the text as the label": (
         TEXT.replace("mood", "said"),
         raw("a.csv", SAID),
-        ("label = 'said'", "aren't the text"),
+        ("label = 'said'", "not in `text`"),
     ),
     "no text named": (
         TEXT.replace("text: said, ", ""),

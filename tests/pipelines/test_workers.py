@@ -3,10 +3,7 @@ parent."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +12,6 @@ import pytest
 
 from fedml_noniid.core.errors import NonFiniteError
 from fedml_noniid.pipelines.experiment import progress, workers
-
-
-def square(number: int) -> tuple[int, int]:
-    return number * number, os.getpid()
-
 
 INHERITED: list[str] = []  # a forked process has what the test puts here
 
@@ -45,24 +37,11 @@ def display() -> Iterator[progress.Display]:
         yield shown
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_every_item_once(processes: int, display: progress.Display) -> None:
-    found = dict(workers.side_by_side(square, list(range(9)), processes, display))
-    assert {item: value for item, (value, _) in found.items()} == {n: n * n for n in range(9)}
-    where = {process for _, process in found.values()}
-    assert where == {os.getpid()} if processes == 1 else os.getpid() not in where
-
-
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_processes_on_gpus_are_spawned_and_take_them_in_turn(
     display: progress.Display, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:  # beside many tests, spawned processes were killed
-        own = {key: of for key, of in os.environ.items() if not key.startswith("PYTEST_")}
-        name = test_processes_on_gpus_are_spawned_and_take_them_in_turn.__name__
-        alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", name]
-        subprocess.run([*alone, __file__], env=own, check=True)
-        return
     monkeypatch.setattr(workers, "cards", lambda processes: ["5", "GPU-7"][:processes])
     monkeypatch.setitem(globals(), "INHERITED", ["of the parent"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -86,21 +65,6 @@ def test_an_error_comes_as_it_is(processes: int, display: progress.Display) -> N
     assert {*ended} >= {0, 1, 2} and 29 not in ended
 
 
-def test_an_interrupt_ends_only_the_processes_of_the_work(display: progress.Display) -> None:
-    other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    other.start()
-    before = set(multiprocessing.active_children())  # also what an earlier test left
-    try:
-        found = workers.side_by_side(square, list(range(9)), 2, display)
-        next(found)
-        with pytest.raises(KeyboardInterrupt):
-            found.throw(KeyboardInterrupt)  # type: ignore[attr-defined]  # it is a generator
-        assert set(multiprocessing.active_children()) == before and other in before
-    finally:
-        other.kill()
-        other.join()
-
-
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     assert [workers.how_many(None, threads, 0) for threads in (1, 2, 4, 12)] == [6, 3, 1, 1]
@@ -114,7 +78,7 @@ def tell(number: int) -> int:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_one_display_hears_of_the_rounds_of_all_processes(
+def test_every_item_is_worked_on_once_and_one_display_hears_of_all_rounds(
     processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[progress.RoundReport] = []

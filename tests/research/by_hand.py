@@ -14,10 +14,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedml_noniid.pipelines.experiment import cache, check, config
+from fedml_noniid.pipelines.experiment import cache
 from research.report import build
 from research.runs import Measured
-from research.studies import DIVERGED, PAPER_FILES, RESULTS, Study
+from research.studies import DIVERGED, PAPER_FILES, RESULTS
 from research.targets import Built, Target
 
 PAPER, SIZE = "ccn", "smoke"
@@ -55,15 +55,6 @@ SETTINGS = {
     "train.augment": False,
     "train.device": "auto",
 }
-
-
-def sound(study: Study, folder: Path) -> config.Config:
-    """A study's settings, which pass every check of an experiment."""
-    (folder / config.FILE).write_text(study.yaml(folder))
-    settings = config.load(folder)
-    check.check(settings)
-    assert settings.machine.checkpoint_every == 1, "rounds may take minutes"
-    return settings
 
 
 def paper(root: Path, targets: str = "{}", reported: str = "{}", params: str = PARAMS) -> Path:

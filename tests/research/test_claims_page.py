@@ -10,7 +10,7 @@ import pytest
 
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.pipelines.reporting.comparison import interval
-from fedml_noniid.pipelines.reporting.summary import Spread, spread
+from fedml_noniid.pipelines.reporting.summary import spread
 from research import answers, forest
 from research.answers import NO, NOT_SHOWN, ONLY_IF, YES
 from research.claims import of_papers
@@ -18,10 +18,9 @@ from research.committed import Committed, when_written
 from research.contrasts import by_seed
 from research.page import Page
 from research.studies import PAPERS
-from research.verdicts import HELD, LEVELS, NO_GAIN, NOT_HELD
+from research.verdicts import HELD, LEVELS, NO_GAIN, NOT_HELD, UNDECIDED
 from tests.pipelines.small import ROOT
-from tests.research import by_hand
-from tests.research.test_claims import A, both, ends, one, written
+from tests.research.test_claims import ABC, A, judged, one, whole, written
 
 RESULTS = ROOT / "docs" / "results"
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
@@ -50,77 +49,76 @@ def test_the_committed_page_is_made_of_the_committed_numbers(
     assert table.count("\n| [") == len(PAPERS) and " - " not in table, "a number is missing"
 
 
+# What the README's table says, as one looks the numbers up: of each method its gains, with half an
+# interval where the claim's study was not tuned, and the sentences under the table.
+CELLS = {
+    "fednnnn": "{nnnn-gain-mnist-fresh}, {nnnn-gain-cifar-fresh}",
+    "fnr": "{fnr-gain-label-tuned: fnr less fedavg}",
+    "ccn": "{ccn-gain-fedavg-fresh: alpha01: fedavg+ccn less fedavg|half}",
+    "fednlr": "{nlr-gain-shards2-fresh|half}",
+    "rfedavg": "{rf-gain-mnist-silo-fresh: rfedavg_plus less fedavg}, {rf-gain-cifar-tuned}",
+}
+NOTES = (
+    "over it FedNNNN gains {nnnn-over-server-step-mnist}, {nnnn-over-server-step-cifar}.",
+    "over FedAvg with them FNR-FL gains {fnr-over-sharing-label}, untuned; with as many gradient "
+    "images {fnr-over-half-label|word}.",
+    "is {rf-gain-mnist-silo-fresh|word}, and level with rFedAvg.",
+)
+UNTUNED = {"ccn-gain-fedavg-fresh", "nlr-gain-shards2-fresh", "fnr-over-sharing-label"}
+WORDS = {  # what the README's words mean
+    "nnnn-gain-mnist-fresh": HELD,
+    "nnnn-gain-cifar-fresh": HELD,
+    "nnnn-over-server-step-cifar": NO_GAIN,
+    "rf-plus-over-rfedavg-fresh": NO_GAIN,
+    "rf-gain-cifar-tuned": UNDECIDED,
+}
+FIELD = re.compile(r"\{([a-z0-9-]+)(?:: ([^{}|]+))?(?:\|(half|word))?\}")
+
+
 def test_the_short_table_of_the_readme_has_the_committed_numbers(committed: Page) -> None:
     """Its cells, and what stands under it, are made again from the claims' committed values."""
     verdicts = {one.named.id: one for one in committed.every}
-    read: set[str] = set()
+    contents = {id_: one.named.study.content for id_, one in verdicts.items()}
 
-    def measured(id_: str, part: str = "") -> Spread:
-        read.add(id_)
+    def filled(match: re.Match[str]) -> str:
+        id_, part, form = match.groups()
+        if form == "word":
+            return verdicts[id_].word
         values = verdicts[id_].values
-        mean = spread(by_seed(values[values["part"].str.endswith(part)]).values())
-        assert mean is not None
-        return mean
-
-    def gain(id_: str) -> str:
-        return f"{measured(id_).mean:+.1f}"
-
-    def level(id_: str, part: str = "") -> str:
-        """No effect, as mean and half width of the interval. The claim's study was not tuned."""
-        mean = measured(id_, part)
+        mean = spread(by_seed(values[values["part"].str.endswith(part or "")]).values())
         ends = interval(mean)
-        assert ends is not None and "tune" not in verdicts[id_].named.study.content
-        return f"{mean.mean:z.1f} +- {(ends[1] - ends[0]) / 2:.1f}"
+        assert mean is not None and ends is not None
+        assert ("tune" not in contents[id_]) is (id_ in UNTUNED), id_
+        half = f"{mean.mean:z.1f} +- {(ends[1] - ends[0]) / 2:.1f}"
+        return half if form else f"{mean.mean:+.1f}"
 
-    def word(*ids: str) -> str:
-        (common,) = {verdicts[id_].word for id_ in ids}
-        return common
-
-    tuned_fnr = measured("fnr-gain-label-tuned", "fnr less fedavg").mean
-    mnist = measured("rf-gain-mnist-silo-fresh", "rfedavg_plus less fedavg").mean
-    public = verdicts["fnr-gain-label-tuned"].named.study.content["data"]["public"]
-    low = answers.filled("{nlr-gain-shards2-fresh: fedavg|level}", verdicts)
-    cells = {
-        "fednnnn": f"{gain('nnnn-gain-mnist-fresh')}, {gain('nnnn-gain-cifar-fresh')}",
-        "fnr": f"{tuned_fnr:+.1f}",
-        "ccn": level("ccn-gain-fedavg-fresh", "alpha01: fedavg+ccn less fedavg"),
-        "fednlr": level("nlr-gain-shards2-fresh"),
-        "rfedavg": f"{mnist:+.1f}, {gain('rf-gain-cifar-tuned')}",
-    }
-    notes = [
-        f"over it FedNNNN gains {gain('nnnn-over-server-step-mnist')}, "
-        f"{gain('nnnn-over-server-step-cifar')}.",
-        f"has {public:,} labelled images that FedAvg lacks.",
-        f"over FedAvg with them FNR-FL gains {gain('fnr-over-sharing-label')}, untuned; "
-        f"with as many gradient images {word('fnr-over-half-label')}.",
-        f"are untuned, FedNLR at {float(low):.0f} % accuracy.",
-        f"is {word('rf-gain-mnist-silo-fresh', 'rf-gain-cifar-tuned')}, and level with rFedAvg.",
-    ]
-    assert word("nnnn-gain-mnist-fresh", "nnnn-gain-cifar-fresh") == HELD, "so it says yes"
-    assert word("rf-plus-over-rfedavg-fresh", "nnnn-over-server-step-cifar") == NO_GAIN, "level"
-    tuned = {id_ for id_ in read if "tune" in verdicts[id_].named.study.content}
-    untuned = {"ccn-gain-fedavg-fresh", "nlr-gain-shards2-fresh", "fnr-over-sharing-label"}
-    assert read - tuned == untuned, "the line under the table says which are tuned"
-
+    assert {id_: verdicts[id_].word for id_ in WORDS} == WORDS
     readme = (ROOT / "README.md").read_text()
-    for paper, expected in cells.items():
+    for paper, cell in CELLS.items():
         answer = answers.of_paper(paper, ROOT)
         assert answer is not None
         (row,) = re.findall(rf"^\|.*\(docs/protocols/{paper}\.md\).*\|$", readme, re.MULTILINE)
-        _, use, points, time = [cell.strip() for cell in row.strip("|").split("|")]
-        assert (use, points) == (answer.use, expected), row
-        costs = answers.line(
-            answer, verdicts, committed.runs[committed.runs["paper"] == paper]
-        ).costs
+        _, use, points, time = [text.strip() for text in row.strip("|").split("|")]
+        assert (use, points) == (answer.use, FIELD.sub(filled, cell)), row
+        runs = committed.runs[committed.runs["paper"] == paper]
+        costs = answers.line(answer, verdicts, runs).costs
         assert rounded(time, float(costs.partition("time ")[2].partition(" ")[0])), (row, costs)
-
-    data = [verdicts[id_].named.study.content["data"] for id_ in read]
+    public = contents["fnr-gain-label-tuned"]["data"]["public"]
+    low = float(answers.filled("{nlr-gain-shards2-fresh: fedavg|level}", verdicts))
+    under = " ".join(readme.partition("## The five papers")[2].partition("## The same")[0].split())
+    for note in (
+        *(FIELD.sub(filled, note) for note in NOTES),
+        f"has {public:,} labelled images that FedAvg lacks.",
+        f"are untuned, FedNLR at {low:.0f} % accuracy.",
+        "MNIST has 14 x 14 pixels, CIFAR-10 16 x 16 from 12,500 images",
+        "A paper's own scale was not run.",
+        "(docs/results/claims.md)",
+    ):
+        assert note in under, note
+    read = {match[0] for match in FIELD.findall(" ".join([*CELLS.values(), *NOTES]))}
+    data = [contents[id_]["data"] for id_ in read]
     sizes = {one["name"]: (*one["size"], one.get("samples")) for one in data}
     assert sizes == {"mnist": (14, 14, None), "cifar10": (16, 16, 12500)}
-    under = " ".join(readme.partition("## The five papers")[2].partition("## The same")[0].split())
-    assert [note for note in notes if note not in under] == []
-    assert "MNIST has 14 x 14 pixels, CIFAR-10 16 x 16 from 12,500 images" in under
-    assert "A paper's own scale was not run." in under and "(docs/results/claims.md)" in under
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -197,48 +195,34 @@ def test_the_words_of_an_answer_fit_its_verdicts(committed: Page, paper: str) ->
 
 def test_numbers_are_filled_into_the_words(tmp_path: Path) -> None:
     """a less b is 10 points, half width 2.776 / sqrt(5); c is a but for 0.01 on two seeds each."""
-    root = both(
-        written(
-            tmp_path,
-            {"less": ["b", "c"], "beside": {"its bytes": "bytes_up"}, "printed": {"effect": 3}},
-        )
-    )
-    ends(root, "near", "c", [A[0] + 0.01, A[1] - 0.01, *A[2:]])
-    verdicts = {"c0": Page(of_papers(by_hand.SIZE, root), root, Committed()).verdicts[0]}
-
-    def filled(words: str) -> str:
-        return answers.filled(words, verdicts)
-
-    assert filled("so: {c0: a less b} points") == "so: +10.00 (+8.76 to +11.24) points"
-    assert filled("{c0}") == filled("{c0: near: a less c}") == "+0.00 (-0.88 to +0.88)"
-    assert filled("{c0: a|level} and {c0: b|level} %, {c0|seeds}") == "73.00 and 63.00 %, 5"
-    assert filled("{c0: a: its bytes|%}") == "1000.0 %", "10 bytes on every seed: no interval"
-    assert filled("{c0|verdict} {c0|printed}") == "undecided +3.00"
-    assert filled("{c0: no such part} {c0: its bytes}") == "- -", "of none, and of three methods"
+    like_a = [A[0] + 0.01, A[1] - 0.01, *A[2:]]
+    claim = {"less": ["b", "c"], "beside": {"its bytes": "bytes_up"}, "printed": {"effect": 3}}
+    verdicts = {"c0": judged(tmp_path, claim, runs=ABC | {"c": like_a})[0]}
+    for words, text in (
+        ("so: {c0: a less b} points", "so: +10.00 (+8.76 to +11.24) points"),
+        ("{c0}", "+0.00 (-0.88 to +0.88)"),
+        ("{c0: near: a less c}", "+0.00 (-0.88 to +0.88)"),
+        ("{c0: a|level} and {c0: b|level} %, {c0|seeds}", "73.00 and 63.00 %, 5"),
+        ("{c0: a: its bytes|%}", "1000.0 %"),  # 10 bytes on every seed: no interval
+        ("{c0|verdict} {c0|printed}", "undecided +3.00"),
+        ("{c0: no such part} {c0: its bytes}", "- -"),  # of none, and of three methods
+    ):
+        assert answers.filled(words, verdicts) == text
     with pytest.raises(UserError, match="claim 'c1' is unknown"):
-        filled("{c1}")
+        answers.filled("{c1}", verdicts)
 
 
 def test_costs_are_ratios_seed_by_seed(tmp_path: Path) -> None:
     """3, 3, 6, 3, 3 seconds by 2: mean 1.8, deviation 0.6708, half width 2.776 * 0.3."""
-    root = written(tmp_path, {})
+    written(tmp_path, {})
     for recipe, seconds, mib in (("a", [3.0, 3, 6, 3, 3], 6), ("b", [2.0] * 5, 4)):
         for seed, took in enumerate(seconds):
             metrics = {"traffic_mib": mib}
-            one(root, "near", recipe, seed, [0.5, 0.6], seconds=took, metrics=metrics)
-    page = Page(of_papers(by_hand.SIZE, root), root, Committed())
+            one(tmp_path, "near", recipe, seed, [0.5, 0.6], seconds=took, metrics=metrics)
+    page = whole(tmp_path)
     cost = {"where": "here", "study": "own", "scenario": "near", "of": "a"}
+    costs = [cost | {"less": "b"}, cost | {"less": "c"}]
     words = {"method": "A", "idea": "an idea", "use": "no", "because": ["c0"], "caveat": ["none"]}
-    for less, said in (("b", "here: time 1.80 (0.97 to 2.63), bytes 1.50"), ("c", "-")):
-        costs = [cost | {"less": less}]
-        answer = answers.Answer(**words, shown=["{c0}"], costs=costs)
-        line = answers.line(answer, {"c0": page.verdicts[0]}, page.runs)
-        assert (line.use, line.costs) == ("**no**", said)
-
-
-def test_the_picture_has_the_claims_in_words(tmp_path: Path) -> None:
-    """A claim that is tested `as` another one has the other's words."""
-    root = both(written(tmp_path, {}, {"tests": "as c0, tuned"}, {"tests": "as usual, a less b"}))
-    found = Page(of_papers(by_hand.SIZE, root), root, Committed()).verdicts
-    words = [forest.in_words(verdict, found) for verdict in found]
-    assert words == ["a less b", "a less b; here tuned", "as usual, a less b"]
+    answer = answers.Answer(**words, shown=["{c0}"], costs=costs)
+    line = answers.line(answer, {"c0": page.verdicts[0]}, page.runs)
+    assert line.costs == "here: time 1.80 (0.97 to 2.63), bytes 1.50<br>-"

@@ -24,9 +24,9 @@ from research.__main__ import main
             "papers build ccn-tab11",
             "table or figure 'ccn-tab11' is unknown (did you mean 'ccn-tab1'?)",
         ),
-        ("claims --cluster tcp://host:8786", "without TLS, everybody who reaches this port"),
-        ("papers run fnr --cluster tcp://host:8786", "without TLS, everybody who reaches this"),
-        ("papers build fnr-tab4 --cluster tcp://host:8786", "without TLS, everybody who reaches"),
+        ("claims --cluster none", "none/ca.crt: can't be read"),
+        ("papers run fnr --cluster none", "none/ca.crt: can't be read"),
+        ("papers build fnr-tab4 --cluster none", "none/ca.crt: can't be read"),
     ],
 )
 def test_a_mistake_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:

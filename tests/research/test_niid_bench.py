@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fedml_noniid.core.options import RecipeError
-from fedml_noniid.data.partitions.assigning import dirichlet_counts
 from fedml_noniid.own_code import function_of
 from tests.methods import by_hand as hand
 from tests.methods.conftest import engine as engine
@@ -41,43 +40,22 @@ def test_the_counts_are_those_of_the_codes(
         assert (LABELS[parts[0]] == 0).sum() == first
 
 
-def effective_classes(counts: hand.Array) -> hand.Array:
-    """[..., C, N] -> [...]: exp(entropy of a client's classes), averaged over samples."""
-    sizes = counts.sum(-2, keepdims=True)
-    p = counts / sizes
-    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-2)
-    mean: hand.Array = (np.exp(entropy) * sizes[..., 0, :]).sum(-1) / counts.sum((-1, -2))
-    return mean
-
-
-def test_the_draws_on_the_page() -> None:
-    """niid-bench.md: Flower's is among the most skewed hundredth."""
+def test_the_draws_of_the_page_are_those_of_the_codes() -> None:
+    """niid-bench-draws.csv: samples by client and class."""
     with (RESULTS / "niid-bench-draws.csv").open() as file:
         rows = list(csv.DictReader(file))
-    sizes, rng = np.full(10, 5000), np.random.default_rng(0)
-    draws = dirichlet_counts(sizes, 10, 0.5, True, rng, 20_000)
-    many = effective_classes(draws[draws.sum(1).min(1) >= 10])
-    page = (RESULTS / "niid-bench.md").read_text()
-    for code, draw, name in (
-        ("flower", 42, "Flower, 42"),
-        ("niid_bench", 0, "NIID-Bench, 0"),
-        ("niid_bench", 1, "NIID-Bench, 1"),
-        ("niid_bench", 2, "NIID-Bench, 2"),
-    ):
-        dirichlet = function_of("partition", "niid_bench:dirichlet", {})
+    dirichlet = function_of("partition", "niid_bench:dirichlet", {})
+    for code, draw in (("flower", 42), ("niid_bench", 0), ("niid_bench", 1), ("niid_bench", 2)):
         parts = dirichlet(LABELS, 10, generator=code, draw=draw)
-        counts = np.stack([np.bincount(LABELS[part], minlength=10) for part in parts], 1)
         printed = [row for row in rows if (row["code"], row["draw"]) == (code, str(draw))]
-        assert [[int(row[f"class_{c}"]) for row in printed] for c in range(10)] == counts.tolist()
-        classes = effective_classes(counts)
-        below = 100 * (many <= classes).mean()
-        assert f"| {name} | {classes:.2f} | {below:.{1 if below < 1 else 0}f} % |" in page
+        for row, part in zip(printed, parts, strict=True):
+            counts = np.bincount(LABELS[part], minlength=10)
+            assert [int(row[f"class_{c}"]) for c in range(10)] == counts.tolist()
 
 
 def test_the_network_has_the_weights_that_the_papers_code_counts() -> None:
-    net = function_of("model", "niid_bench:LeNet", {})
     for shape, expected in (((3, 32, 32), 62_006), ((1, 28, 28), 44_426)):
-        one = net(10, shape)
+        one = function_of("model", "niid_bench:LeNet", {})(10, shape)
         assert sum(leaf.numel() for leaf in one.parameters()) == expected
         assert one(torch.zeros(2, *shape)).shape == (2, 10)
 
@@ -122,26 +100,7 @@ def test_scaffold_with_momentum(start: str, divisor: str, cohort: int, engine: s
     hand.same(ran.outcome.params, reference.w)
 
 
-def test_a_start_at_random_cancels_only_where_all_take_part() -> None:
-    """With all clients every c_i is new after round 1; with two of three the start stays."""
-    for cohort, is_same in ((3, True), (2, False)):
-        ends = [
-            hand.run(
-                "scaffold_authors",
-                {"scaffold_authors": {"start": start}},
-                rounds=3,
-                cohort=cohort,
-                momentum=MOMENTUM,
-            ).outcome.params
-            for start in ("zero", "network")
-        ]
-        assert is_same is all(
-            torch.allclose(a, b, rtol=1e-9, atol=1e-12)
-            for a, b in zip(*(end.values() for end in ends), strict=True)
-        )
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 5])
+@pytest.mark.parametrize("rounds", [1, 3])
 def test_fedbenchs_c_points_back_to_the_first_model(rounds: int, engine: str) -> None:
     """c = (x_t - x_0) / (K eta): a round's corrections together lead back to x_0."""
     ran = hand.run("scaffold_fedbench", engine=engine, rounds=rounds, momentum=MOMENTUM)
@@ -154,9 +113,3 @@ def test_fedbenchs_c_points_back_to_the_first_model(rounds: int, engine: str) ->
 def test_another_optimiser_is_refused() -> None:
     with pytest.raises(RecipeError, match="scaffold_authors: optimizer = 'adam'; allowed: sgd"):
         hand.run("scaffold_authors", optimizer="adam")
-
-
-def test_two_methods_may_inherit_the_same_one() -> None:
-    """`scaffold_i` and this one are both variants of `scaffold`."""
-    hand.run("scaffold_authors", rounds=1)
-    hand.run("scaffold_i", rounds=1)

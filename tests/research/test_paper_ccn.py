@@ -37,44 +37,34 @@ def test_similarity(tmp_path: Path) -> None:
     1: +0.2 and +0.1.
 
     Mean +0.15, deviation 0.1 / sqrt(2) = 0.07071. The others: 0.9 becomes 0.8 on both, a difference
-    without a spread.
+    without a spread. Seed 2 has no partner.
     """
-    run(tmp_path, "near", "a", 0, [0.1, 0.2], recorded=cosines([0.9, 0.9, 0.5], [0.9, 0.9, 0.7]))
-    run(tmp_path, "near", "b", 0, [0.1, 0.2], recorded=cosines([0.8, 0.8, 0.7], [0.7, 0.9, 0.9]))
-    run(tmp_path, "near", "a", 1, [0.1, 0.2], recorded=cosines([0.9, 0.9, 0.6], [0.9, 0.9, 0.6]))
-    run(tmp_path, "near", "b", 1, [0.1, 0.2], recorded=cosines([0.8, 0.8, 0.6], [0.8, 0.8, 0.8]))
-    run(
-        tmp_path, "near", "b", 2, [0.1, 0.2], recorded=cosines([0.1, 0.1, 0.1], [0.1, 0.1, 0.1])
-    )  # alone
+    assert similarity(tmp_path).missing == ("original", "normalised")
+    for recipe, seed, first, second in (
+        ("a", 0, [0.9, 0.9, 0.5], [0.9, 0.9, 0.7]),
+        ("b", 0, [0.8, 0.8, 0.7], [0.7, 0.9, 0.9]),
+        ("a", 1, [0.9, 0.9, 0.6], [0.9, 0.9, 0.6]),
+        ("b", 1, [0.8, 0.8, 0.6], [0.8, 0.8, 0.8]),
+        ("b", 2, [0.1, 0.1, 0.1], [0.1, 0.1, 0.1]),
+    ):
+        run(tmp_path, "near", recipe, seed, [0.1, 0.2], recorded=cosines(first, second))
     built = similarity(tmp_path)
     assert is_picture(built) and built.missing == ()
-    client, others, weight = built.sentences
-    assert (
-        "with FedAvg and 0.7500 normalised: +0.15000, 95 % interval -0.48531 to +0.78531 over"
-        in client
-    )
-    assert "0.6000 with FedAvg" in client and client.startswith("Client 3: ")
-    assert client.endswith("over 2 seeds: undecided.")
-    assert "is 0.9000 with FedAvg and 0.8000 normalised: -0.10000" in others
-    assert (
-        "a weight of 0.500 on average, where an equal weight is 0.333; client 3 has most" in weight
-    )
-    line = rows(built)[5]  # seed 0, round 2, client 3
-    assert (line["seed"], line["round"], line["client"]) == ("0", "2", "3")
-    assert float(line["similarity_original"]) == pytest.approx(0.7, abs=1e-6)
-    assert float(line["similarity_normalised"]) == pytest.approx(0.9, abs=1e-6)
-    assert float(line["weight_normalised"]) == 0.5 and len(rows(built)) == 2 * 2 * 3
-
-
-def test_similarity_on_one_seed_and_with_parts_missing(tmp_path: Path) -> None:
-    assert similarity(tmp_path).missing == ("original", "normalised")
-    run(tmp_path, "near", "a", 0, [0.1], recorded=cosines([0.9, 0.9, 0.5]))
-    assert similarity(tmp_path) == Built((), {}, (), ("normalised",))
-    run(tmp_path, "near", "b", 1, [0.1], recorded=cosines([0.9, 0.9, 0.5]))
-    assert similarity(tmp_path).missing == ("a seed that both have",)
-    run(tmp_path, "near", "b", 0, [0.1], recorded=cosines([0.9, 0.9, 0.25]))
-    built = similarity(tmp_path)
-    assert "normalised: -0.25000 on one seed: no evidence either way" in built.sentences[0]
+    for sentence, words in zip(
+        built.sentences,
+        (
+            "Client 3: over all rounds the cosine with the global model is 0.6000 with FedAvg and "
+            "0.7500 normalised: +0.15000, 95 % interval -0.48531 to +0.78531 over 2 seeds: ",
+            "The other clients: over all rounds the cosine with the global model is 0.9000 with "
+            "FedAvg and 0.8000 normalised: -0.10000",
+            "The normalisation gives client 3 a weight of 0.500 on average, where an equal weight "
+            "is 0.333; client 3 has most",
+        ),
+        strict=True,
+    ):
+        assert sentence.startswith(words)
+    line = [float(value) for value in rows(built)[5].values()]  # seed 0, round 2, client 3
+    assert line == pytest.approx([0, 2, 3, 0.7, 0.9, 0.5]) and len(rows(built)) == 2 * 2 * 3
 
 
 CONVERGENCE = {
@@ -94,22 +84,23 @@ def test_convergence(tmp_path: Path) -> None:
     A gains 4, 2, then 0, and at last -1, -3 points; C gains 1 in every round.
 
     First quarter: A (4 + 2) / 2 = 3, C 1, mean 2. Last: A (-1 - 3) / 2 = -2, C 1, mean -0.5. Above:
-    2 + 8 of 16.
+    2 + 8 of 16. Seeds without a partner do not count.
     """
-    base = [0.5] * 8
     gains = [0.04, 0.02, 0, 0, 0, 0, -0.01, -0.03]
-    run(tmp_path, "near", "a", 0, base)
-    run(tmp_path, "near", "b", 0, [x + g for x, g in zip(base, gains, strict=True)])
-    run(tmp_path, "near", "b", 1, [0.99] * 8)  # has no partner
-    run(tmp_path, "near", "c", 0, base)
-    run(tmp_path, "near", "c", 1, [0.1] * 8)  # nor has this
-    run(tmp_path, "near", "d", 0, [0.51] * 8)
+    for recipe, seed, curve in (
+        ("a", 0, [0.5] * 8),
+        ("b", 0, [0.5 + gain for gain in gains]),
+        ("b", 1, [0.99] * 8),
+        ("c", 0, [0.5] * 8),
+        ("c", 1, [0.1] * 8),
+        ("d", 0, [0.51] * 8),
+    ):
+        run(tmp_path, "near", recipe, seed, curve)
     built = by_hand.built(tmp_path, "convergence", CONVERGENCE)
     assert is_picture(built)
     assert built.sentences == (
         "Left: the normalised line is above the original in 10 of 16 rounds of 2 schemes; on "
-        "average by +2.00 points "
-        "in the first quarter of the rounds and by -0.50 in the last; after the last round it "
-        "is ahead for C.",
+        "average by +2.00 points in the first quarter of the rounds and by -0.50 in the last; "
+        "after the last round it is ahead for C.",
     )
     assert built.missing == ("Right, A", "Right, A, normalised", "Right, C", "Right, C, normalised")

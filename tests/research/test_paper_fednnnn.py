@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.plugins import registry
-from research import claims, report
-from research.papers.fednnnn import figures
+from research import claims
 from research.report import build
 from research.runs import Measured
 from research.studies import of_paper
@@ -50,18 +49,41 @@ def toy(tmp_path: Path) -> Path:
     return by_hand.paper(tmp_path, params=params)
 
 
-def test_a_table_without_a_unit_is_introduced_without_one() -> None:
-    for name, words in (("nnnn-tab1", "Table 1 of the paper. In brackets"), ("nnnn-tab2", "(%)")):
-        target = targets()[name]
-        facts = dict.fromkeys(target.studies, "")
-        assert words in report.text(target, Built((), {}, ()), "paper", facts)
-
-
 @pytest.mark.parametrize(("name", "cells"), [("nnnn-tab1", 16), ("nnnn-tab5", 40)])
 def test_the_paper_s_settings_are_those_that_are_run(name: str, cells: int) -> None:
     of = build(targets()[name], Measured("fednnnn", "paper", ROOT))
     assert of.sentences == (f"{cells} of {cells} settings are the paper's.",)
     assert not any("(" in cell for row in of.table[1:] for cell in row[1:])
+
+
+COUNTS = {
+    # (inputs * 5 * 5 + 1) * outputs of convolutions, (inputs + 1) * outputs of the others.
+    "nnnn-tab3": [0, 520, 0, 0, 25_050, 0, 0, 400_500, 0, 5_010],
+    # Kernels of 3, 2 numbers per channel for a batch norm.
+    "nnnn-tab4": [
+        *(0, 896, 64, 9_248, 64, 0, 18_496, 128, 36_928, 128, 0),
+        *(73_856, 256, 147_584, 256, 0, 782_718, 0, 73_536, 0, 1_930),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "entries"), [("nnnn-tab3", 21), ("nnnn-tab4", 43)])
+def test_the_networks_are_the_paper_s(name: str, entries: int) -> None:
+    of = build(targets()[name], Measured("fednnnn", "smoke", ROOT))
+    assert of.sentences == (f"{entries} of {entries} entries are the paper's.",)
+    assert [row[-1] for row in of.table[1:]] == [f"{n:,}" if n else "-" for n in COUNTS[name]]
+
+
+def test_a_network_that_differs_from_the_paper_is_said() -> None:
+    reported = copy.deepcopy(dict(targets()["nnnn-tab4"].reported or {}))
+    changed = dataclasses.replace(targets()["nnnn-tab4"], reported=reported)
+    reported["rows"]["Fc1"][1] = 384
+    of = build(changed, Measured("fednnnn", "smoke", ROOT))
+    assert of.sentences == ("42 of 43 entries are the paper's; not: Fc1, Output (c, w, h).",)
+    assert next(row for row in of.table if row[0] == "Fc1")[2] == "382 (384)"
+    del reported["rows"]["Fc2"]
+    with pytest.raises(UserError, match=r"nnnn-tab4: the rows of reported\.yaml are Input, Conv11"):
+        build(changed, Measured("fednnnn", "smoke", ROOT))
 
 
 def test_accuracy_says_who_reaches_the_baseline_first(toy: Path) -> None:
@@ -121,24 +143,18 @@ EVEN = ("single", "iid-b", "noniid-b")  # scenarios whose clients have equally m
 def test_figures_and_claims_read_e_only_where_the_average_weighs_clients_alike() -> None:
     """The recorded E has q_k = 1/m (eq. 5), so a method that weighs by size has another one where
     sizes differ, and its N may be above it."""
+    own = claims.of_paper("fednnnn", "small", ROOT)
+    plans = {"paper": of_paper("fednnnn", "paper", ROOT), "claims": own.studies}
     reads = []
-    for target in targets().values():
-        spec = target.spec
-        for panel, line in itertools.product(
-            spec.get("panels", ()), spec.get("lines", {}).values()
-        ):
-            own = {"recipe": line} if isinstance(line, str) else line
-            reads.append((panel.get("column", ""), {**panel, **own}, "paper"))
-    for one in claims.of_paper("fednnnn", "small", ROOT).every.values():
-        for scenario, recipe in itertools.product(
-            one.study.content["scenario_names"], [*one.claim.of, *one.claim.less]
-        ):
-            at = {"study": one.claim.study, "scenario": scenario, "recipe": recipe}
-            reads.append((one.claim.statistic, at, "claims"))
-    plans = {
-        "paper": of_paper("fednnnn", "paper", ROOT),
-        "claims": claims.of_paper("fednnnn", "small", ROOT).studies,
-    }
+    for spec in (target.spec for target in targets().values()):
+        lines = spec.get("lines", {}).values()
+        for panel, line in itertools.product(spec.get("panels", ()), lines):
+            at = {**panel, **({"recipe": line} if isinstance(line, str) else line)}
+            reads.append((panel.get("column", ""), at, "paper"))
+    for named in own.every.values():
+        for scenario, recipe in named.claim.cells:
+            at = {"study": named.claim.study, "scenario": scenario, "recipe": recipe}
+            reads.append((named.claim.statistic, at, "claims"))
     seen = [
         (at["scenario"], registry.parse(entry.get("recipe", at["recipe"])))
         for statistic, at, plan in reads
@@ -148,62 +164,3 @@ def test_figures_and_claims_read_e_only_where_the_average_weighs_clients_alike()
     assert len(seen) > 80
     assert all(scenario in EVEN or "fednnnn" in methods for scenario, methods in seen)
     assert registry.loaded()["fednnnn"].weights == "uniform"
-
-
-def by_torch(name: str) -> list[nn.Module]:
-    """The paper's tables 3 and 4 as torch's modules, in which each pair of batch norm and ReLU is
-    one."""
-    if name == "nnnn-tab3":
-        first = [
-            nn.Conv2d(1, 20, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(20, 50, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
-        return [*first, nn.Linear(50 * 4 * 4, 500), nn.ReLU(), nn.Linear(500, 10)]
-    modules: list[nn.Module] = []
-    for n_in, n_out in ((3, 32), (32, 64), (64, 128)):
-        for before in (n_in, n_out):
-            modules += [nn.Conv2d(before, n_out, 3, padding=1), nn.BatchNorm2d(n_out)]
-        modules += [nn.MaxPool2d(2)]
-    return [
-        *modules,
-        nn.Linear(2048, 382),
-        nn.ReLU(),
-        nn.Linear(382, 192),
-        nn.ReLU(),
-        nn.Linear(192, 10),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "entries", "total"), [("nnnn-tab3", 21, "431,080"), ("nnnn-tab4", 43, "1,146,088")]
-)
-def test_the_networks_are_the_paper_s(name: str, entries: int, total: str) -> None:
-    of = build(targets()[name], Measured("fednnnn", "smoke", ROOT))
-    assert (
-        of.sentences[0]
-        == f"{entries} of the {entries} entries that the paper prints are this network's."
-    )
-    assert of.sentences[1].startswith(f"{total} parameters")
-    counts = [sum(p.numel() for p in module.parameters()) for module in by_torch(name)]
-    ours = [row[-1] for row in of.table[2:]]  # below the header and the input
-    assert ours == [f"{count:,}" if count else "-" for count in counts]
-
-
-def test_a_network_that_differs_from_the_paper_is_said() -> None:
-    one = targets()["nnnn-tab4"]
-    other = copy.deepcopy(dict(one.reported or {}))
-    other["rows"]["Fc1"][1] = 384
-    changed = Target(one.id, one.paper, one.kind, one.title, one.protocol, one.spec, other)
-    of = figures.network(changed, Measured("fednnnn", "smoke", ROOT))
-    assert (
-        of.sentences[0].startswith("42 of the 43 entries")
-        and "not: Fc1, Output (c, w, h)." in of.sentences[0]
-    )
-    assert next(row for row in of.table if row[0] == "Fc1")[2] == "382 (384)"
-    del other["rows"]["Fc2"]
-    with pytest.raises(UserError, match=r"nnnn-tab4: the rows of reported\.yaml are Input, Conv11"):
-        figures.network(changed, Measured("fednnnn", "smoke", ROOT))

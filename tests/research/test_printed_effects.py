@@ -3,11 +3,9 @@ were known."""
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
-from fedml_noniid.pipelines.experiment.results import table
 from research.claims import Claims, of_papers
 from tests.pipelines.small import ROOT
 
@@ -38,23 +36,3 @@ def test_fedavg_s_printed_accuracy_is_that_of_a_cell_of_the_tables(
             for of in printed.values() if isinstance(printed, dict) else [printed]:
                 if of is not None and of.fedavg is not None:
                     assert min(abs(cell - of.fedavg) for cell in cells) < 1e-9, one.id
-
-
-def test_known_runs_behind_a_cause_are_named(ours: dict[str, Claims]) -> None:
-    """A run of a study of claims has the same fingerprint, so its numbers had been seen."""
-    runs = pd.DataFrame(table(ROOT / "docs" / "results" / "claims-runs.csv"))
-    runs["cell"] = runs["item"].str.rsplit("-", n=1).str[0]
-    for paper, claims in ours.items():
-        own = runs[(runs["paper"] == paper) & (runs["fingerprint"] != "")]
-        read = {
-            (one.claim.study, f"{s}-{r}")
-            for one in claims.claims.values()
-            for s, r in one.claim.cells
-        }
-        is_read = [place in read for place in zip(own["study"], own["cell"], strict=True)]
-        known = set(own[is_read]["fingerprint"])
-        for why in claims.whys.values():
-            seen = own[(own["study"] == why.claim.study) & own["fingerprint"].isin(known)]
-            cells = {f"{s}-{r}": r for s, r in why.claim.cells}
-            found = {cells[cell] for cell in set(seen["cell"]) & set(cells)}
-            assert found == set(why.claim.seen), why.id

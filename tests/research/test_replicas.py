@@ -34,11 +34,10 @@ CASES = [
 READINGS: list[dict[str, Any]] = [
     FNR | {"refine_optimizer": "same"},  # on the test set
     PUBLIC | {"fnr_reg": "squared_live"},
-    PUBLIC | {"fnr_reg": "off"},
 ]
 
 
-@pytest.mark.parametrize(("case", "check"), thinned(product(CASES, suite.CHECKS)))
+@pytest.mark.parametrize(("case", "check"), thinned(product(CASES, suite.CHECKS), every=6))
 def test_the_contract(case: suite.Case, check: str) -> None:
     """A check that says nothing about a method is skipped with its reason."""
     suite.CHECKS[check].run(case)
@@ -89,7 +88,7 @@ def test_rfedavg_reads_the_batch_that_it_draws_with_noise() -> None:
     settings = {"rfedavg_authors": {"lam": 0.01, "L": 3}}
     a, b, clean = (
         federation.run(
-            "rfedavg_authors", settings, model=checks.images_network(), of=of, engine=engine
+            "rfedavg_authors", settings, model=checks.images_network(), data=of, engine=engine
         )
         for of, engine in (
             (skewed(), "sequential"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -25,6 +26,7 @@ VECTORS = arrays.arrays(
     np.float64, st.tuples(st.integers(1, 6), st.just(4)), elements=st.floats(-1e3, 1e3)
 )
 LAM, E = 0.4, 5  # of the convex problems: lambda of r_k, and local steps
+TIMES = (500, 5000, 20000)  # steps
 
 
 @cache
@@ -192,6 +194,29 @@ def test_the_terms_of_theorem_3() -> None:
     is_printed("nlr-theorem-3-k", largest**3 / smallest**2 / at_one)
 
 
+def test_example_1_of_fednlr_gives_eq_9() -> None:
+    """Two inputs, two hidden neurons, two classes, no biases, a step of 0.5 on client 1, whose
+    samples lie at (1, 1/3). The rates are eqs. 15 to 17 by our component."""
+    x = torch.tensor([[1, 1 / 3], [1 / 3, 1]], dtype=torch.float64)  # the classes' centres
+    start, printed, falls = (x, x @ x), [], []  # the first layer, and the second by eq. 2, A = 1
+    for is_nlr in (False, True):
+        layers = [layer.clone().requires_grad_() for layer in start]
+        h = torch.relu(layers[0] @ x[0])
+        loss = torch.nn.functional.cross_entropy(layers[1] @ h, torch.tensor(0))
+        after = []
+        for depth, (layer, mean) in enumerate(zip(layers, (h, layers[1] @ h), strict=True), 1):
+            (gradient,) = torch.autograd.grad(loss, layer, retain_graph=True)
+            ratio = FedNLR().ratio(depth, 2, 2)
+            rates = FedNLR().factors(mean.detach(), ratio) if is_nlr else torch.ones(2)
+            after.append(layer.detach() - 0.5 * rates[:, None] * gradient)
+        both = [torch.relu(first @ x[1]) for first in (start[0], after[0])]
+        falls.append(float(both[0][1] - both[1][1]))
+        if not is_nlr:
+            for h_2, second in zip(both, (start[1], after[1]), strict=True):
+                printed += [*h_2.tolist(), *torch.softmax(second @ h_2, 0).tolist()]
+    is_printed("nlr-eq-9", *printed, *falls)
+
+
 def test_theorem_2_of_fednlr_in_numbers() -> None:
     """A hidden neuron of class c = 0 before and after one step on samples of class 1: eqs. 12-13
     against the step itself. W_2 is A times the classes' mean activations, as neural collapse has
@@ -274,11 +299,13 @@ def least(lam: float) -> float:
     return objective(w, lam)
 
 
-def products(steps: int, lam: float, plus: bool = True) -> float:
-    """(t + gamma - E) (F(w_t) - F*) after t = `steps` of rFedAvg or rFedAvg+ with full batches,
-    eta_t = 2 / (mu (gamma + t)) and lambda = LAM; F with `lam` in place of lambda."""
-    w, table = np.zeros((2, 2)), np.zeros((3, 2))
-    for begin in range(0, steps, E):
+@cache
+def models_after(plus: bool) -> dict[int, hand.Array]:
+    """w_t after t steps of rFedAvg or rFedAvg+ with full batches, eta_t = 2 / (mu (gamma + t)) and
+    lambda = LAM."""
+    last = TIMES[-1] if plus else TIMES[-2]
+    w, table, after = np.zeros((2, 2)), np.zeros((3, 2)), {}
+    for begin in range(0, last, E):
         models = []
         for k in range(3):
             others, local = np.delete(table, k, 0).mean(0), w
@@ -289,7 +316,15 @@ def products(steps: int, lam: float, plus: bool = True) -> float:
             models.append(local)
         w = np.mean(models, axis=0)
         table = np.array([(w if plus else models[k]) @ MEANS[k] for k in range(3)])
-    return (steps + FIRST - E) * (objective(w, lam) - least(lam))
+        after[begin + E] = w
+    return after
+
+
+def products(plus: bool, lam: float) -> list[float]:
+    """(t + gamma - E) (F(w_t) - F*) at the TIMES that were computed, F with `lam` in place of
+    lambda."""
+    after = models_after(plus)
+    return [(t + FIRST - E) * (objective(after[t], lam) - least(lam)) for t in TIMES if t in after]
 
 
 def test_fedavg_has_the_rate_of_rfedavgs_lemma_1() -> None:
@@ -319,10 +354,9 @@ def test_fedavg_has_the_rate_of_rfedavgs_lemma_1() -> None:
 def test_rfedavg_minimises_half_the_regulariser(plus: bool) -> None:
     """The delayed maps of the others are constants, so a client follows its own half of r_k. The
     product that theorems 1 and 2 bound grows with t; with lambda / 2 in F it falls."""
-    whole = [products(t, LAM, plus) for t in (500, 5000, 20000)]
-    half = [products(t, LAM / 2, plus) for t in (500, 5000, 20000)]
-    assert whole[2] > 3 * whole[1] > 9 * whole[0]
-    assert 0 <= half[2] < half[1] < half[0]
+    whole, half = products(plus, LAM), products(plus, LAM / 2)
+    assert all(late > 3 * early for early, late in pairwise(whole))
+    assert all(0 <= late < early for early, late in pairwise(half))
     if plus:
         is_printed("rf-theorem-1", *whole)
         is_printed("rf-half", *half)
@@ -331,18 +365,14 @@ def test_rfedavg_minimises_half_the_regulariser(plus: bool) -> None:
 def test_the_constants_of_rfedavg() -> None:
     """C_2, C_3 as printed and as the paper's own steps (9) to (17) add up, per m^2 E^2 H^4, with
     G = G' = 1: for lambda = 1 and 0.1."""
-
-    def printed(lam: float) -> tuple[float, float]:
-        return 16 * (3 + 1), 64 * (4 + 1 + 2 * lam**2 * (2 + 3))
-
-    def added(lam: float) -> tuple[float, float]:
-        plus = 4 * (4 * lam**2 * 2 + 8)
-        return plus, 4 * (80 * lam**2 + 16 * lam**2 * 5 + 32 * 5)
-
+    numbers = []
     for lam in (1.0, 0.1):
-        assert all(c_2 < c_3 for c_2, c_3 in (printed(lam), added(lam)))
-    assert added(1.0)[0] == printed(1.0)[0]  # C_2 as printed has lambda = 1
-    is_printed("rf-constants", *printed(1.0), *added(1.0), *printed(0.1), *added(0.1))
+        printed = 16 * (3 + 1), 64 * (4 + 1 + 2 * lam**2 * (2 + 3))
+        added = 4 * (4 * lam**2 * 2 + 8), 4 * (80 * lam**2 + 16 * lam**2 * 5 + 32 * 5)
+        assert printed[0] < printed[1] and added[0] < added[1]
+        numbers += [*printed, *added]
+    assert numbers[2] == numbers[0]  # C_2 as printed has lambda = 1
+    is_printed("rf-constants", *numbers)
 
 
 def test_the_bound_at_200_steps() -> None:

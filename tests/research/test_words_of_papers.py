@@ -45,8 +45,7 @@ ven here.
 Appendix
 The appendix counts.
 """
-    (first, *rest) = set(runs("we find: that eight words in a row")) & set(runs(body(text)))
-    assert rest == [] and first == ("we", "find", "that", "eight", "words", "in", "a", "row")
+    assert {*runs("we find: that eight words in a row")} < {*runs(body(text))}
     assert "title" not in body(text) and "even here" in body(text) and "Appendix" in body(text)
 
 

@@ -91,6 +91,7 @@ def divided(
     As `partition`.
     """
     labels, source = data.strata.train, f"data set {data.name!r}"
+    owners = None if data.train_owner is None else data.train_owner.numpy()
     if name == "by_classes":
         check(name, params)
         params["classes"] = [
@@ -98,18 +99,20 @@ def divided(
             for k, classes in enumerate(cast("list[list[object]]", params["classes"]))
         ]
     if not names_code(name):
-        return partition(name, labels, indices, n_clients, seed, data.train_owner, source, **params)
+        return partition(name, labels, indices, n_clients, seed, owners, source, **params)
     function = find(name)
     check(name, params)
     indices = np.sort(np.asarray(indices, dtype=np.int64))
-    if data.train_owner is None and goes_by_owner(name):
+    if owners is None and goes_by_owner(name):
         raise _ownerless(name, source)
     whole_number("clients", n_clients, 1, len(indices), _left(indices, labels))
-    owners = None if data.train_owner is None else data.train_owner.numpy()[indices]
-    samples = data.train_x.numpy()[indices] if "samples" in own.asks_for(function) else None
-    values = {"labels": labels[indices], "n_clients": n_clients, "owners": owners}
-    clients = own.assigned(function, values | {"samples": samples}, seed, params)
-    return _of(indices, clients)
+    values = {
+        "labels": labels[indices],
+        "n_clients": n_clients,
+        "owners": None if owners is None else owners[indices],
+        "samples": data.train_x.numpy()[indices] if reads_samples(name) else None,
+    }
+    return _of(indices, own.assigned(function, values, seed, params))
 
 
 def _of(indices: Ints, clients: Sequence[Ints]) -> Ragged:

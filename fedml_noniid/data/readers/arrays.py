@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.core.errors import MISSING, UserError, located
+from fedml_noniid.core.errors import MISSING, UserError
 from fedml_noniid.core.options import check_options
 from fedml_noniid.data.checks import known
 from fedml_noniid.data.dataset import Raw
@@ -31,8 +31,10 @@ LAYOUT = (
 # Names of `fedml_noniid.from_arrays` -> names in the files.
 TRAIN = {"x": "x", "y": "y", "owner": "client", "classes": "classes"}
 TEST = {"test_x": "x", "test_y": "y", "test_owner": "client"}
+NOUNS = {"y": "a label", "client": "an owner"}
 INPUT = "x."  # begins the names of several inputs in the files: x.image, x.age
 NAMES = ("x", "y", "test_x", "test_y", "owner", "test_owner", "classes")
+SHAPES = "[n, features], [n, h, w], [n, channels, h, w] or [n, h, w, channels], none of them 0"
 CHANNELS = (1, 3, 4)  # of grey images, of RGB, and of RGB with a fourth channel
 BYTES = 16  # images of floats that go further have the scale of bytes, not that of 0 to 1
 
@@ -46,6 +48,11 @@ class _Part(NamedTuple):
 
     def array_name(self, key: str) -> str:
         return self.prefix + (self.client if key == "client" else key)
+
+    def refused(self, key: str, allowed: str) -> UserError:
+        """The error for an array of another kind, to be raised by the caller."""
+        kind = _kind(self.arrays[key])
+        return UserError(f"{self.array_name(key)} is {kind}", allowed=allowed)
 
     @property
     def inputs(self) -> dict[str, Array]:
@@ -138,13 +145,13 @@ def inputs_of(key: str, inputs: Mapping[Any, Any]) -> dict[str, Array]:
     return {f"{INPUT}{name}": to_array(f"{key}.{name}", inputs[name]) for name in inputs}
 
 
-def _encoded(ends: Tensor, layout: str, x: Any) -> Tensor:
+def _encoded(ends: Array, layout: str, x: Any) -> Tensor:
     """New samples. UserError unless they are as those of training; `ends`: the least and the
     greatest values of these, [2, ...]."""
-    encoded, _ = _samples(_Part({"x": to_array("x", x)}, ""), layout)
+    (encoded,), _ = _samples([_Part({"x": to_array("x", x)}, "")], layout)
     encoded = _as_floats(encoded, ends)
     _alike("train_x", ends, "x", encoded)
-    return encoded
+    return torch.from_numpy(encoded)
 
 
 def _encoded_inputs(inputs: Mapping[str, Input], scaled: Collection[str], x: Any) -> Tensor | None:
@@ -158,78 +165,44 @@ def _encoded_inputs(inputs: Mapping[str, Input], scaled: Collection[str], x: Any
 def _raw(
     parts: Sequence[_Part], layout: str, test_share: float | None, unseen: Sequence[str] = ()
 ) -> Raw:
-    if unseen:
-        parts, x, label, owner = _without_owners(parts, unseen)
-        raw = _raw(parts, layout, test_share)
-        assert raw.encode is not None, "arrays are encoded"
-        with located("unseen"):
-            unseen_x = raw.encode(x)
-        assert unseen_x is not None, "they are as those of training"
-        return user_data.with_unseen(raw, unseen_x, label, owner, unseen)
-    names = [part.array_name("x") for part in parts]
-    inputs = described(parts[0].inputs)
-    for part in parts:
-        if bool(part.inputs) != bool(inputs) or (inputs and "x" in part.arrays):
-            raise UserError(
-                f"{part.array_name('x')}: one x, or several inputs, in both parts alike"
-            )
+    inputs, names = described(parts[0].inputs), [part.array_name("x") for part in parts]
     scaled = frozenset(name for name, x in parts[0].inputs.items() if is_bytes(x))
-    read = [
-        (torch.from_numpy(joined(inputs, scaled, part.inputs, f"{part.prefix}{INPUT}")), [])
-        if inputs
-        else _samples(part, layout)
-        for part in parts
-    ]
-    xs = _as_training([x for x, _ in read])
+    xs, notes = _inputs(parts, inputs, scaled) if inputs else _samples(parts, layout)
+    cells: dict[str, list[Any]] = {"x": xs}
+    has_classes, order = not any(map(_is_target, parts)), None
+    if has_classes:
+        cells["y"], order = _labels(parts)
+    else:
+        classes, y = _targets(parts)
+    if (owners := _owners(parts)) is not None:
+        cells["client"] = owners
+    apart: dict[str, Any] = {}
+    if unseen:
+        sources = [part.array_name("client") for part in parts]
+        apart, cells = user_data.apart(cells, "client", unseen, sources)
+        order = order and [name for name in order if any((y == name).any() for y in cells["y"])]
+    if has_classes:
+        sources = [part.array_name("y") for part in parts]
+        classes, y = user_data.classified(cells["y"], sources, lambda i: f"y[{i}]", order)
+    first = cells["x"][0]
+    first = narrowed(first) if first.dtype.kind == "f" else first
+    xs = [first, *(_as_floats(x, first) for x in cells["x"][1:])]
     _alike(names[0], xs[0], names[-1], xs[-1])
-    rows = user_data.rows_of(*_labels(parts), _owners(parts), test_share, names)
-    unit = 255.0 if xs[0].dtype is torch.uint8 else 1.0
-    raw = rows.raw(xs, unit, list(dict.fromkeys(note for _, notes in read for note in notes)))
-    ends = torch.stack([xs[0].amin(0), xs[0].amax(0)])
+    rows = user_data.rows_of(classes, y, cells.get("client"), test_share, names)
+    unit = 255.0 if first.dtype == np.uint8 else 1.0
+    raw = rows.raw([*map(torch.from_numpy, xs)], unit, list(dict.fromkeys(notes)))
+    ends = np.stack([first.min(0), first.max(0)])
     new = partial(_encoded_inputs, inputs, scaled) if inputs else partial(_encoded, ends, layout)
-    return replace(raw, inputs=inputs, encode=new)
+    raw = replace(raw, inputs=inputs, encode=new)
+    if not unseen:
+        return raw
+    x = torch.from_numpy(apart["x"])
+    return user_data.with_unseen(raw, x, apart["y"], apart["client"], unseen)
 
 
-def _without_owners(
-    parts: Sequence[_Part], names: Sequence[str]
-) -> tuple[list[_Part], Any, user_data.Labels, user_data.Labels]:
-    """(the parts without the samples of some owners; of these samples x, or the inputs by name,
-    the labels and the owners). UserError if a part is then empty."""
-    if _owners(parts) is None:
-        raise UserError("the samples have no owners")
-    classes, numbers = _labels(parts)
-    labels = [np.array(classes)[y] for y in numbers]
-    owners = [user_data.Labels.from_texts(part.arrays["client"]) for part in parts]
-    is_apart = [part.among(names) >= 0 for part in owners]
-    others = []
-    for part, y, rows in zip(parts, labels, is_apart, strict=True):
-        if rows.all():
-            raise UserError(f"{part.array_name('client')}: all are of owners that take no part")
-        arrays = {key: array[~rows] for key, array in part.arrays.items() if key != "classes"}
-        arrays["y"] = y[~rows]
-        if "classes" in part.arrays:  # the order of those that are left
-            arrays["classes"] = np.array([name for name in classes if name in arrays["y"]])
-        others.append(part._replace(arrays=arrays))
-
-    def apart(arrays: Sequence[Array]) -> Array:
-        return np.concatenate([array[rows] for array, rows in zip(arrays, is_apart, strict=True)])
-
-    inputs = {name: apart([part.inputs[name] for part in parts]) for name in parts[0].inputs}
-    x = inputs or apart([part.arrays["x"] for part in parts])
-    client = apart([np.array(part.texts)[part.number] for part in owners])
-    of_labels = user_data.Labels.from_texts
-    return others, x, of_labels(apart(labels)), of_labels(client)
-
-
-def _as_training(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Samples of floats in the type that those of training need."""
-    first = torch.from_numpy(narrowed(xs[0].numpy())) if xs[0].is_floating_point() else xs[0]
-    return [first, *(_as_floats(x, first) for x in xs[1:])]
-
-
-def _as_floats(x: Tensor, like: Tensor) -> Tensor:
+def _as_floats(x: Array, like: Array) -> Array:
     """Floats as the floats of training; all others as they are."""
-    return x.to(like.dtype) if x.is_floating_point() and like.is_floating_point() else x
+    return x.astype(like.dtype, copy=False) if x.dtype.kind == like.dtype.kind == "f" else x
 
 
 def _read(file: Path, allowed: Sequence[str]) -> _Part:
@@ -263,66 +236,76 @@ def _kind(array: Array) -> str:
     return f"{array.dtype} {list(array.shape)}"
 
 
-def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
-    """x as [n, features] or [n, channels, h, w], uint8, float32 or float64, and notes."""
-    x, name = part.arrays["x"], part.array_name("x")
-    if x.dtype != np.uint8 and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
-        raise UserError(
-            f"{name} is {_kind(x)}; allowed: uint8 (0 to 255), float16, float32, float64"
-        )
-    if x.ndim not in (2, 3, 4) or x.size == 0:
-        raise UserError(
-            f"{name} is {_kind(x)}; allowed: [n, features], [n, h, w], [n, channels, h, w] or "
-            "[n, h, w, channels], "
-            "none of them 0"
-        )
-    if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # too large for float32: becomes infinite, and is refused
-            x = x.astype(np.promote_types(x.dtype, np.float32), copy=False)
-            finite = np.isfinite(x.astype(np.float32, copy=False))
-        if not finite.all():
-            position = np.unravel_index(int(finite.argmin()), x.shape)
-            at = ", ".join(map(str, position))
-            wrong = f"{name}[{at}] = {x[position]} is refused"
-            raise UserError(f"{wrong}; allowed: finite numbers of float32")
-    notes = []
-    if x.ndim == 4 and _channels_last(name, x, layout):
-        if layout == "auto":
+def _inputs(
+    parts: Sequence[_Part], inputs: Mapping[str, Input], scaled: Collection[str]
+) -> tuple[list[Array], list[str]]:
+    """The samples [n, total] of several inputs; no notes."""
+    for part in parts:
+        if not part.inputs or "x" in part.arrays:
+            name = part.array_name("x")
+            raise UserError(f"{name}: one x, or several inputs, in both parts alike")
+    return [joined(inputs, scaled, part.inputs, f"{part.prefix}{INPUT}") for part in parts], []
+
+
+def _samples(parts: Sequence[_Part], layout: str) -> tuple[list[Array], list[str]]:
+    """x of each part as [n, features] or [n, channels, h, w], uint8, float32 or float64; notes."""
+    xs, notes = [], []
+    for part in parts:
+        x, name = part.arrays.get("x"), part.array_name("x")
+        if x is None or part.inputs:
+            raise UserError(f"{name}: one x, or several inputs, in both parts alike")
+        if x.dtype != np.uint8 and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
+            raise part.refused("x", "uint8 (0 to 255), float16, float32, float64")
+        if x.ndim not in (2, 3, 4) or x.size == 0:
+            raise part.refused("x", SHAPES)
+        if x.dtype != np.uint8:
+            # What is too large for float32 becomes infinite, and is refused.
+            with np.errstate(over="ignore"):
+                x = x.astype(np.promote_types(x.dtype, np.float32), copy=False)
+                finite = np.isfinite(x.astype(np.float32, copy=False))
+            if not finite.all():
+                position = np.unravel_index(int(finite.argmin()), x.shape)
+                cell = f"{name}[{', '.join(map(str, position))}] = {x[position]}"
+                raise UserError(f"{cell} is refused", allowed="finite numbers of float32")
+        if x.ndim == 4 and _channels_last(part, layout):
+            if layout == "auto":
+                shape = list(x.shape[1:])
+                notes.append(
+                    f"images read as [h, w, channels]: each was {shape}, now channels are first"
+                )
+            x = np.moveaxis(x, 3, 1)
+        if x.ndim >= 3 and x.dtype != np.uint8 and x.max() > 1:
             notes.append(
-                f"images read as [h, w, channels]: each was {list(x.shape[1:])}, now channels are "
-                "first"
+                f"images of floats from {x.min():g} to {x.max():g}: the scale of `noise` and of "
+                "normalise half, none and [mean, deviation] takes 1 for white; write bytes (uint8) "
+                "or values from 0 to 1 to use these"
             )
-        x = np.moveaxis(x, 3, 1)
-    if x.ndim >= 3 and x.dtype != np.uint8 and x.max() > 1:
-        notes.append(
-            f"images of floats from {x.min():g} to {x.max():g}: the scale of `noise` and of "
-            "normalise half, none and [mean, deviation] takes 1 for white; write bytes (uint8) or "
-            "values from 0 to 1 to use these"
-        )
-    return torch.from_numpy(np.array(x[:, None] if x.ndim == 3 else x, order="C")), notes
+        xs.append(np.array(x[:, None] if x.ndim == 3 else x, order="C"))
+    return xs, notes
 
 
-def _channels_last(name: str, x: Array, layout: str) -> bool:
+def _channels_last(part: _Part, layout: str) -> bool:
     """Whether x is [n, h, w, channels]. UserError if it may be that or not."""
     if layout != "auto":
         return layout == "HWC"
-    first, last = x.shape[1] in CHANNELS, x.shape[3] in CHANNELS
-    if first == last:
+    x = part.arrays["x"]
+    is_first, is_last = (x.shape[axis] in CHANNELS for axis in (1, 3))
+    if is_first == is_last:
         raise UserError(
-            f"{name} is {_kind(x)}: the channels may be axis 1 or axis 3; needed: layout: CHW for "
-            "[n, channels, h, w], or HWC for [n, h, w, channels]"
+            f"{part.array_name('x')} is {_kind(x)}: the channels may be axis 1 or axis 3; needed: "
+            "layout: CHW for [n, channels, h, w], or HWC for [n, h, w, channels]"
         )
-    return last
+    return is_last
 
 
-def _alike(train: str, train_x: Tensor, test: str, test_x: Tensor) -> None:
+def _alike(train: str, train_x: Array, test: str, test_x: Array) -> None:
     """UserError unless both have samples of one shape, one type, and for images one range."""
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype != test_x.dtype:
-        kinds = [f"{x.dtype} {list(x.shape[1:])}".removeprefix("torch.") for x in (train_x, test_x)]
+        kinds = [f"{x.dtype} {list(x.shape[1:])}" for x in (train_x, test_x)]
         raise UserError(f"{test} holds samples of {kinds[1]}, {train} holds {kinds[0]}")
-    if train_x.ndim != 4 or not train_x.is_floating_point():
+    if train_x.ndim != 4 or train_x.dtype.kind != "f":
         return
-    tops = train_x.max().item(), test_x.max().item()
+    tops = train_x.max(), test_x.max()
     if min(train_x.min(), test_x.min()) >= 0 and min(tops) <= 1 and max(tops) > BYTES:
         raise UserError(
             f"{test} goes up to {tops[1]:g}, {train} to {tops[0]:g}; allowed: one scale"
@@ -331,97 +314,70 @@ def _alike(train: str, train_x: Tensor, test: str, test_x: Tensor) -> None:
 
 def _targets(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
     """The names of the targets, and the targets [n, t]."""
-    ys = [part.arrays["y"] for part in parts]
-    for part, y in zip(parts, ys, strict=True):
-        if y.dtype.kind not in "fiub" or y.ndim not in (1, 2) or 0 in y.shape or (len(y) != part.n):
-            raise UserError(
-                f"{part.array_name('y')} is {_kind(y)}; allowed: numbers [{part.n}, t], "
-                "a row for each of x"
-            )
-    columns = [y.reshape(len(y), -1) for y in ys]
+    for part in parts:
+        y = part.arrays["y"]
+        if y.dtype.kind not in "fiub" or y.ndim not in (1, 2) or 0 in y.shape or len(y) != part.n:
+            raise part.refused("y", f"numbers [{part.n}, t], a row for each of x")
+    columns = [part.arrays["y"].reshape(part.n, -1) for part in parts]
     width = columns[0].shape[1]
     if columns[-1].shape[1] != width:
-        raise UserError(
-            f"{parts[-1].array_name('y')} is {_kind(ys[-1])}, "
-            f"{parts[0].array_name('y')} is {_kind(ys[0])}; allowed: as many targets"
-        )
-    named = parts[0].arrays.get("classes")
-    names = [f"y{t}" if width > 1 else "y" for t in range(width)]
+        raise parts[-1].refused("y", f"{width} targets, as {parts[0].array_name('y')} has")
+    names, named = [f"y{t}" for t in range(width)], parts[0].arrays.get("classes")
     if named is not None:
         if named.dtype.kind != "U" or named.shape != (width,):
-            name = parts[0].array_name("classes")
-            raise UserError(f"{name} is {_kind(named)}; allowed: text [{width}], their names")
+            raise parts[0].refused("classes", f"text [{width}], their names")
         names = named.tolist()
-    return user_data.targets(
-        columns, names, [p.array_name("y") for p in parts], lambda i: f"row {i}"
-    )
+    elif width == 1:
+        names = ["y"]
+    sources = [part.array_name("y") for part in parts]
+    return user_data.targets(columns, names, sources, lambda i: f"row {i}")
 
 
-def _is_target(y: Array) -> bool:
+def _is_target(part: _Part) -> bool:
     """Whether y holds numbers or several labels, not classes."""
+    y = part.arrays["y"]
     labels = y.dtype.kind in "iub" and y.ndim == 2 and y.shape[1] > 1
     return y.dtype.kind == "f" or (labels and bool(np.isin(y, (0, 1)).all()))
 
 
-def _labels(parts: Sequence[_Part]) -> tuple[list[str], list[Array]]:
-    """The classes of y, and their labels; or the names of the targets, and the targets."""
-    if any(_is_target(part.arrays["y"]) for part in parts):
-        return _targets(parts)
-    values = _whole_or_text(parts, "y")
-    names, name = parts[0].arrays.get("classes"), parts[0].array_name("classes")
-    order = None
+def _labels(parts: Sequence[_Part]) -> tuple[list[Any], list[str] | None]:
+    """The classes that y names in each part, and their order, if it is given."""
+    values, names = _whole_or_text(parts, "y"), parts[0].arrays.get("classes")
     if names is not None:
         if names.dtype.kind != "U" or names.ndim != 1 or not len(names):
-            raise UserError(
-                f"{name} is {_kind(names)}; allowed: text [C], a name for each class of y"
-            )
+            raise parts[0].refused("classes", "text [C], a name for each class of y")
         if values[0].dtype.kind != "U":
             lowest, count = min(int(y.min()) for y in values), 1 + max(int(y.max()) for y in values)
             if lowest < 0 or count > len(names):
-                raise UserError(
-                    f"{name} is {_kind(names)}; allowed: text [{count}], a name for each class "
-                    "of y, whole numbers from 0 up"
-                )
+                allowed = f"text [{count}], a name for each class of y, whole numbers from 0 up"
+                raise parts[0].refused("classes", allowed)
             values = [names[y] for y in values]
-        order = names.tolist()
-    labels = [user_data.Labels.from_texts(y) for y in values]
-    for part, part_labels in zip(parts, labels, strict=True):
-        empty = part_labels.first(lambda text: not text.strip())
-        if empty is not None:
-            raise UserError(f"{part.array_name('y')}[{empty}] is empty; every sample needs a label")
-    return user_data.classified(
-        labels, [p.array_name("y") for p in parts], lambda i: f"y[{i}]", order
-    )
+    labels = [user_data.labels_of(y) for y in values]
+    return labels, None if names is None else names.tolist()
 
 
 def _owners(parts: Sequence[_Part]) -> list[Any] | None:
-    """client of each part."""
+    """client of each part: whole numbers or text."""
     missing = [part.array_name("client") for part in parts if "client" not in part.arrays]
     if len(missing) == len(parts):
         return None
     if missing:
         raise UserError(f"{missing[0]} is missing; allowed: owners of both parts or of none")
     owners = _whole_or_text(parts, "client")
-    for part, client in zip(parts, owners, strict=True):
-        if client.dtype.kind == "U" and (blank := np.char.strip(client) == "").any():
-            at = f"{part.array_name('client')}[{blank.argmax()}]"
-            raise UserError(f"{at} is empty; every sample needs an owner")
-    return [
-        owner if owner.dtype.kind in "iu" else user_data.Labels.from_texts(owner)
-        for owner in owners
-    ]
+    return [user_data.labels_of(owner) if owner.dtype.kind == "U" else owner for owner in owners]
 
 
 def _whole_or_text(parts: Sequence[_Part], key: str) -> list[Array]:
-    """An array [n] of each part, whole numbers or text. UserError for other kinds, and for two."""
+    """An array [n] of each part, whole numbers or text, of which none is empty. UserError for other
+    kinds, and for two."""
+    for part in parts:
+        array = part.arrays[key]
+        if array.dtype.kind not in "iuU" or array.shape != (part.n,):
+            raise part.refused(key, f"whole numbers or text [{part.n}], one for each of x")
+        if array.dtype.kind == "U" and (blank := np.char.strip(array) == "").any():
+            what = f"{part.array_name(key)}[{blank.argmax()}]"
+            raise UserError(f"{what} is empty; every sample needs {NOUNS[key]}")
     columns = [part.arrays[key] for part in parts]
-    for part, array in zip(parts, columns, strict=True):
-        n = part.n
-        if array.dtype.kind not in "iuU" or array.shape != (n,):
-            raise UserError(
-                f"{part.array_name(key)} is {_kind(array)}; allowed: whole numbers or text [{n}], "
-                "one for each of x"
-            )
     if len({array.dtype.kind == "U" for array in columns}) == 2:
         kinds = [f"{part.array_name(key)} is {_kind(part.arrays[key])}" for part in parts]
         raise UserError(f"{' and '.join(kinds)}; allowed: one kind")

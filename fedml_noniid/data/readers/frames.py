@@ -1,21 +1,17 @@
-"""Reads the columns of tables as numbers or names, and the rows in two parts."""
+"""The columns of tables, as numbers or as names. An error says which option helps."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedml_noniid.core.errors import UserError, shown
 from fedml_noniid.data.checks import known, refusal
 from fedml_noniid.data.readers import user_data
-from fedml_noniid.data.readers.user_data import Labels
 from fedml_noniid.data.types import Floats, Ints
 
 if TYPE_CHECKING:  # pandas takes half a second to import, and only these readers need it
@@ -23,29 +19,26 @@ if TYPE_CHECKING:  # pandas takes half a second to import, and only these reader
 
 # What stands for a missing number, in lower case.
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
-NAMELESS = ""  # a cell of text that is missing
 MAX_ADVISED = 50  # categories of a column for which one_hot is advised
 LEAVE_OUT = "leave it out (`drop`)"
 DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4})([ T]\d{1,2}:\d{2}.*)?"
 )
-
-
-LIKE_NUMBER = re.compile(
-    r"[^\w]*\d+([.,' ]\d+)+\W*|[^\w]*\d+([.,' ]\d+)*\W+[^\d]*"
-)  # 1,5; 5 mg; 7%
+# With units or other signs: 5 mg; 7%; 1 000.
+LIKE_NUMBER = re.compile(r"[^\w]*\d+([.,' ]\d+)+\W*|[^\w]*\d+([.,' ]\d+)*\W+[^\d]*")
 MARKED = re.compile(r"[+-]?\d[\d.,]*([eE][+-]?\d+)?")  # 1,5; 1.234,5
 EXACT = 2**53  # up to here, float64 has each whole number
 Columns = str | Sequence[str] | None  # as options name them
-Cells = Floats | Labels  # [n] of one column: float64 with NaN, or text with NAMELESS
+Cells = Any  # [n] of one column: float64 with NaN, or pandas.Categorical of text; NaN is missing
 
 
-class Marks(NamedTuple):
-    """The marks of a CSV."""
+class Dialect(NamedTuple):
+    """How a file is to be read, and how a CSV was read; None: as the file itself shows."""
 
-    separator: str
-    decimal: str
+    separator: str | None = None
+    decimal: str | None = None
     encoding: str | None = None  # None: UTF-8
+    sheet: str | None = None
 
 
 class Table(NamedTuple):
@@ -54,12 +47,12 @@ class Table(NamedTuple):
 
     name: str  # of the file, in messages
     frame: pd.DataFrame
-    marks: Marks | None = None  # of a CSV
+    csv: Dialect | None = None  # the marks of a CSV
     note: str = ""  # how it was read, if not as most are
 
     @property
     def decimal(self) -> str:
-        return self.marks.decimal if self.marks is not None else "."
+        return (self.csv and self.csv.decimal) or "."
 
 
 class ColumnError(UserError):
@@ -97,11 +90,8 @@ def exactly() -> dict[str, Any]:
     pandas always does."""
     import pandas as pd
 
-    return (
-        {}
-        if [*map(int, pd.__version__.split(".")[:2])] >= [3, 1]
-        else {"float_precision": "round_trip"}
-    )
+    is_exact = [*map(int, pd.__version__.split(".")[:2])] >= [3, 1]
+    return {} if is_exact else {"float_precision": "round_trip"}
 
 
 def table_of(name: str, frame: pd.DataFrame) -> Table:
@@ -123,101 +113,89 @@ def table_of(name: str, frame: pd.DataFrame) -> Table:
     return Table(name, frame)
 
 
-def without_owners(
-    tables: Sequence[Table], column: str, owners: Sequence[str]
-) -> tuple[list[Table], Table]:
-    """(the tables without the rows of some owners, a table of these rows). UserError if a table is
-    then empty."""
-    import pandas as pd
-
-    is_apart = [texts_of(table, column).among(owners) >= 0 for table in tables]
-    others = []
-    for table, rows in zip(tables, is_apart, strict=True):
-        if rows.all():
-            raise UserError(f"{table.name}: each row is of an owner that takes no part")
-        others.append(table._replace(frame=table.frame[~rows].reset_index(drop=True)))
-    frames = [table.frame[rows] for table, rows in zip(tables, is_apart, strict=True)]
-    return others, tables[0]._replace(frame=pd.concat(frames, ignore_index=True))
-
-
-def columns_of(
-    tables: Sequence[Table], key: str, columns: Columns, used: Mapping[str, str]
-) -> list[str]:
-    """The columns that option `key` names.
-
-    UserError unless all `tables` have them, and they are named once and not `used` (column -> the
-    option that uses it).
-    """
-    named = listed(columns)
-    for i, column in enumerate(named):
-        for table in tables:
-            known(f"{table.name}: {key}: column", column, table.frame.columns)
-        if column in used:
-            raise refusal(key, column, f"columns that aren't the {used[column]}")
-        if column in named[:i]:
-            raise refusal(key, column, "each column once")
-    return named
-
-
-def used_columns(tables: Sequence[Table], **options: Columns) -> dict[str, str]:
-    """Column -> the option that names it. UserError as `columns_of`."""
-    used: dict[str, str] = {}
-    for key, columns in options.items():
-        used |= dict.fromkeys(columns_of(tables, key, columns, used), key)
-    return used
-
-
 def listed(columns: Columns) -> list[str]:
     """The columns of an option that names one or several, or none."""
     return [columns] if isinstance(columns, str) else [*(columns or ())]
 
 
-def texts_of(table: Table, column: str) -> Labels:
-    """A column as text, NAMELESS where it is missing, [n]. ColumnError for lists and such."""
-    values, number = _different(table.frame[column])
-    names = [_name(value) for value in values]
-    if None in names:
-        i = int((number == names.index(None)).argmax())
-        problem = f"is {shown(table.frame[column][i])} in row {i + 1}; allowed: text, numbers"
-        raise ColumnError(table.name, column, problem)
-    texts = Labels.from_texts([name for name in names if name is not None])
-    return Labels(texts.texts, texts.number[number])
+def columns_of(table: Table, key: str, columns: Columns, used: Mapping[str, str]) -> list[str]:
+    """The columns that option `key` names.
+
+    UserError unless the table has them, and they are named once and not `used` (column -> the
+    option that uses it).
+    """
+    named = listed(columns)
+    for i, column in enumerate(named):
+        known(f"{table.name}: {key}: column", column, table.frame.columns)
+        if column in used:
+            raise refusal(key, column, f"columns that are not in `{used[column]}`")
+        if column in named[:i]:
+            raise refusal(key, column, "each column once")
+    return named
 
 
-def _different(series: pd.Series[Any]) -> tuple[list[Any], Ints]:
-    """(the values of a column in the order of their first rows, the one of each row [n])."""
+def used_columns(table: Table, **options: Columns) -> dict[str, str]:
+    """Column -> the option that names it. UserError as `columns_of`."""
+    used: dict[str, str] = {}
+    for key, columns in options.items():
+        used |= dict.fromkeys(columns_of(table, key, columns, used), key)
+    return used
+
+
+def check_columns(tables: Sequence[Table], columns: Sequence[str]) -> None:
+    """UserError unless all tables have these columns."""
+    for table in tables:
+        for column in columns:
+            known(f"{table.name}: column", column, table.frame.columns)
+
+
+def texts_of(table: Table, column: str) -> pd.Categorical:
+    """A column as text, [n]. ColumnError for lists and such."""
+    import pandas as pd
+
+    number, values = _different(table.frame[column])
+    texts = []
+    for i, value in enumerate(values):
+        if not _is_name(value):
+            problem = f"is {shown(value)} in row {_row(number, i)}; allowed: text, numbers"
+            raise ColumnError(table.name, column, problem)
+        texts.append(_text(value))
+    return pd.Categorical(texts).take(number, allow_fill=True)
+
+
+def _different(series: pd.Series[Any]) -> tuple[Ints, list[Any]]:
+    """(the number of each row's value [n], -1 where it is missing; the different values in the
+    order of their first rows)."""
     import pandas as pd
 
     if series.dtype == object and pd.api.types.infer_dtype(series) != "string":
-        return series.tolist(), np.arange(len(series))  # True, 1 and 1.0 would become one
-    number, values = pd.factorize(series, use_na_sentinel=False)
-    return pd.Series(values).tolist(), number
+        return np.arange(len(series)), series.tolist()  # True, 1 and 1.0 would become one
+    number, values = pd.factorize(series)
+    return number.astype(np.int64), pd.Series(values).tolist()
 
 
-def taken(cells: Cells, rows: NDArray[Any]) -> Any:
-    """The cells of some rows, by their numbers or by a mask."""
-    if not isinstance(cells, Labels):
-        return cells[rows]
-    used, number = np.unique(cells.number[rows], return_inverse=True)
-    return Labels([cells.texts[i] for i in used], number)
+def _row(number: Ints, value: int) -> int:
+    """The first row with a value, from 1."""
+    return int((number == value).argmax()) + 1
 
 
-def is_missing(cells: Cells) -> NDArray[np.bool_]:
-    """Where a column of names or of numbers has no value, [n]."""
-    return cells.among([NAMELESS]) >= 0 if isinstance(cells, Labels) else np.isnan(cells)
-
-
-def _name(value: object) -> str | None:
-    """The name in a cell: NAMELESS if it is missing or blank, None if it is no name."""
+def _is_name(value: object) -> bool:
+    """Whether a cell has a text or a number, or is missing."""
     import pandas as pd
 
-    if pd.api.types.is_scalar(value) and pd.isna(value):
-        return NAMELESS
+    kinds = (str, bool, np.bool_, int, np.integer, float, np.floating)
+    return isinstance(value, kinds) or (pd.api.types.is_scalar(value) and bool(pd.isna(value)))
+
+
+def _text(value: object) -> str | None:
+    """The text in a cell, None if it is missing or blank."""
+    import pandas as pd
+
+    if pd.isna(value):
+        return None
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)
-    if not isinstance(value, str | bool | np.bool_ | int | np.integer | float | np.floating):
-        return None
-    return str(value) if str(value).strip() else NAMELESS
+    return str(value) if str(value).strip() else None
 
 
 def numbers_of(table: Table, column: str) -> Floats:
@@ -225,33 +203,28 @@ def numbers_of(table: Table, column: str) -> Floats:
 
     ColumnError for other things.
     """
-
     series: pd.Series[Any] = table.frame[column]
     if series.dtype.kind in "biuf":  # truth values are numbers, too
         cells: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
         # Python's float, since pd.to_numeric rounds the last bit in another way and takes 1e400 for
         # missing.
-        values, number = _different(series.astype(object))
-        numbers = np.fromiter(
-            (number_in(value, table.decimal) for value in values), np.float64, len(values)
-        )
-        for i in np.flatnonzero(np.isnan(numbers)):
-            name = _name(values[i])
-            if name is None or not is_empty(name):
-                row = int((number == i).argmax())
-                raise _no_number(table, column, row, values, number)
+        number, values = _different(series.astype(object))
+        numbers = np.array([*(number_in(value, table.decimal) for value in values), math.nan])
+        for i, value in enumerate(values):
+            if math.isnan(numbers[i]) and not (_is_name(value) and is_empty(_text(value) or "")):
+                raise _no_number(table, column, _row(number, i), value)
         cells = numbers[number]
-    large = np.flatnonzero(np.abs(cells) > EXACT)
-    too_large = large[np.abs(cells[large]) > np.finfo(np.float32).max]
-    for i in too_large[:1].tolist():
-        wrong = refusal(f"in row {i + 1}", cells[i].item(), "finite numbers of float32")
-        raise ColumnError(table.name, column, str(wrong))
-    for i in large.tolist():
+    for i in np.flatnonzero(np.abs(cells) > EXACT).tolist():
         digits = str(series[i]).strip()
-        if digits.lstrip("+-").isdigit() and int(digits) != cells[i].item():
-            wrong = refusal(f"in row {i + 1}", int(digits), "whole numbers up to 2^53")
-            raise ColumnError(table.name, column, f"{wrong}; subtract a constant")
+        wrong = None
+        if abs(cells[i]) > np.finfo(np.float32).max:
+            wrong = refusal(f"in row {i + 1}", cells[i].item(), "finite numbers of float32")
+        elif digits.lstrip("+-").isdigit() and int(digits) != cells[i].item():
+            allowed = "whole numbers up to 2^53; subtract a constant"
+            wrong = refusal(f"in row {i + 1}", int(digits), allowed)
+        if wrong is not None:
+            raise ColumnError(table.name, column, str(wrong))
     return cells
 
 
@@ -275,66 +248,46 @@ def number_in(value: Any, decimal: str = ".") -> float:
         return math.nan
 
 
-def _no_number(
-    table: Table, column: str, row: int, values: Sequence[Any], number: Ints
-) -> ColumnError:
-    """What to do with a column of text, as its cells look; `values` and `number` are those of
-    `_different`."""
-    value, cells = values[number[row]], Counter[str]()
-    for cell, times in zip(values, np.bincount(number).tolist(), strict=True):
-        if name := _name(cell):
-            cells[name] += times
-
-    def mostly(like: Callable[[str], object]) -> bool:
-        return 2 * sum(times for cell, times in cells.items() if like(cell)) > cells.total()
-
-    others = sorted(
-        {cell for cell in cells if math.isnan(number_in(cell, table.decimal))} - {*MISSING}
-    )
-    are_numbers = mostly(lambda cell: not math.isnan(number_in(cell, table.decimal)))
+def _no_number(table: Table, column: str, row: int, value: object) -> ColumnError:
+    """What to do with a column of text, as its cells look; `value` is the first that is no
+    number."""
     other = "." if table.decimal == "," else ","
-    marked = {cell for cell in others if other in cell and MARKED.fullmatch(cell.strip())}
-    is_plain = table.marks is None or table.marks[:2] == (",", ".")
-    are_marked = mostly(marked.__contains__) or bool(marked and are_numbers and not is_plain)
-    correct = "most cells are numbers: correct the others"
-    in_na = f"{correct}, or name them in `na`, as missing: {user_data.listed([*map(repr, others)])}"
-    rules = (  # the first that holds: the advice, and the option in it
-        (_name(value) is None, LEAVE_OUT, "drop"),
-        (
-            mostly(lambda cell: DATE.fullmatch(cell.strip())),
-            f"dates: {LEAVE_OUT}, or write numbers such as years in their place",
-            "drop",
-        ),
-        (table.marks is not None and are_marked, _of_marks(table, marked, other), ""),
-        (are_numbers and len(others) <= MAX_ADVISED, in_na, "na"),
-        (are_numbers, correct, ""),
-        (
-            mostly(lambda cell: LIKE_NUMBER.fullmatch(cell.strip())),
-            f"write numbers with a point, without units and other signs, or {LEAVE_OUT}",
-            "",
-        ),
-        (
-            len(cells) > MAX_ADVISED,
-            f"{len(cells)} different texts in {cells.total()} rows: {LEAVE_OUT}",
-            "drop",
-        ),
-        (True, f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"),
+    texts = table.frame[column].dropna().astype(str)
+    counts = texts[texts.str.strip() != ""].value_counts()
+    total = int(counts.sum())
+    is_number = np.array([not math.isnan(number_in(cell, table.decimal)) for cell in counts.index])
+    are_numbers = 2 * counts[is_number].sum() > total
+    others = sorted({*counts.index[~is_number]} - {*MISSING})
+    marked = [cell for cell in others if other in cell and MARKED.fullmatch(cell.strip())]
+    is_plain = table.csv is None or table.csv[:2] == (",", ".")
+    are_marked = 2 * counts[marked].sum() > total or (marked and are_numbers and not is_plain)
+    dates, signs = (
+        [cell for cell in others if pattern.fullmatch(cell.strip())]
+        for pattern in (DATE, LIKE_NUMBER)
     )
-    advice, option = next((advice, option) for holds, advice, option in rules if holds)
-    problem = f"is {shown(value)} in row {row + 1}; allowed: numbers; {advice}"
-    return ColumnError(table.name, column, problem, option, others if option == "na" else ())
-
-
-def _of_marks(table: Table, cells: Iterable[str], other: str) -> str:
-    """What to do with numbers of a CSV that have another mark than that of its decimals."""
-    separator, decimal, encoding = table.marks or Marks(",", ".")
-    options = f"sep={separator!r}, decimal={decimal!r}, thousands={other!r}"
-    options += f", encoding={encoding!r}" if encoding is not None else ""
-    return (
-        f"numbers such as {min(cells, default='')!r} need {other!r} as `decimal`, or, where it "
-        f"separates thousands, this line: pd.read_csv({Path(table.name).name!r}, {options})"
-        ".to_csv('new.csv', index=False)"
-    )
+    cells: Sequence[str] = ()
+    if not _is_name(value):
+        advice, option = LEAVE_OUT, "drop"
+    elif 2 * counts[dates].sum() > total:
+        advice, option = f"dates: {LEAVE_OUT}", "drop"
+    elif table.csv is not None and are_marked:
+        advice = f"numbers such as {marked[0]!r} need {other!r} as `decimal`, or no thousands mark"
+        option = ""
+    elif are_numbers and len(others) <= MAX_ADVISED:
+        names = user_data.listed([*map(repr, others)])
+        advice = "most cells are numbers: correct the others, or name them in `na`, as missing: "
+        advice, option, cells = advice + names, "na", others
+    elif are_numbers:
+        advice, option = "most cells are numbers: correct the others", ""
+    elif 2 * counts[signs].sum() > total:
+        advice = f"write numbers with a point, without units and other signs, or {LEAVE_OUT}"
+        option = ""
+    elif len(counts) > MAX_ADVISED:
+        advice, option = f"{len(counts)} different texts in {total} rows: {LEAVE_OUT}", "drop"
+    else:
+        advice, option = f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"
+    problem = f"is {shown(value)} in row {row}; allowed: numbers; {advice}"
+    return ColumnError(table.name, column, problem, option, cells)
 
 
 def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = ()) -> Any:
@@ -342,7 +295,9 @@ def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = (
 
     `options`: those that are advised, of `missing` and `drop`.
     """
-    missing = is_missing(cells)
+    import pandas as pd
+
+    missing = pd.isna(cells)
     if not missing.any():
         return cells
     several = f"{missing.sum()} rows, first in " if missing.sum() > 1 else ""
@@ -358,20 +313,21 @@ def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = (
 def rows_of(
     sources: Sequence[str],
     used: Mapping[str, str],
-    cells: Mapping[str, Sequence[Any]],
+    cells: Mapping[str, Sequence[Cells]],
     test_share: float | None,
 ) -> user_data.Rows:
     """The rows that train and that test, by the complete `cells` of each column and table.
 
     `sources`: the names of the tables; `used`: the columns of label or target, and of the owner.
     """
-    owners = next((cells[column] for column in used if used[column] == "owner"), None)
-    targets = [column for column in used if used[column] == "target"]
-    named = targets or [column for column in used if used[column] == "label"]
+    by_option = {option: column for column, option in used.items()}
+    targets = [column for column, option in used.items() if option == "target"]
+    named = targets or [by_option["label"]]
     origins = [f"{source}: column {', '.join(map(repr, named))}" for source in sources]
     if targets:
         columns = [np.column_stack(part) for part in zip(*map(cells.get, targets), strict=True)]
         names, y = user_data.targets(columns, targets, origins, lambda i: f"row {i + 1}")
     else:
         names, y = user_data.classified(cells[named[0]], origins, lambda i: f"row {i + 1}")
+    owners = cells[by_option["owner"]] if "owner" in by_option else None
     return user_data.rows_of(names, y, owners, test_share, sources)

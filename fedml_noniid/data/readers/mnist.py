@@ -57,10 +57,9 @@ def _original(path: Path, content: bytes) -> None:
 
 def _download(raw: Path, missing: Sequence[str]) -> None:
     """Downloads MNIST and puts the `missing` files into `raw` once all are complete."""
-    # Imported here, since it takes seconds and is seldom needed.
-    import torchvision
-
     with download_folder(raw / missing[0], _needed(raw)) as folder:
+        import torchvision  # it takes seconds and is seldom needed
+
         torchvision.datasets.MNIST(folder, download=True)
         for name in missing:
             write_whole(raw / name, (folder / "MNIST" / "raw" / name).read_bytes())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedml_noniid.core.errors import UserError, shown
@@ -19,40 +20,36 @@ from fedml_noniid.data.dataset import Raw
 from fedml_noniid.data.precision import narrowed
 from fedml_noniid.data.readers import user_data
 from fedml_noniid.data.readers.frames import (
-    NAMELESS,
     Cells,
     ColumnError,
-    Marks,
+    Dialect,
     Table,
     UndecidedError,
+    check_columns,
     columns_of,
     complete,
-    is_missing,
     listed,
     numbers_of,
     rows_of,
     table_of,
-    taken,
     texts_of,
     used_columns,
-    without_owners,
 )
 from fedml_noniid.data.readers.table_files import (
     Decimal,
-    Dialect,
     Encoding,
     Separator,
     reading_notes,
     tables_of,
 )
-from fedml_noniid.data.readers.user_data import Labels
-from fedml_noniid.data.types import Floats
 
 if TYPE_CHECKING:  # see frames.py
     import pandas as pd
 
 MAX_CATEGORIES = 1000  # of one column
 Missing = Literal["median", "mode", "category", "drop"]
+TEXTS = ("label", "owner", "drop", "one_hot")  # options whose columns are no numbers
+NAMELESS = ""  # the category of missing cells, with `missing: category`
 MAX_NAMED = 40  # features that the note names
 MAX_SHOWN = 5  # of them in a terminal
 IN_ORDER = " features, in this order: "
@@ -65,18 +62,34 @@ class Feature(NamedTuple):
     fill: Any  # in place of a cell without a value; None: such cells are refused
     categories: list[str] | None  # None: numbers
 
-    def block(self, cells: Cells) -> Floats:
+    @property
+    def names(self) -> list[str]:
+        """The names of the features."""
+        if self.categories is None:
+            return [self.column]
+        return [f"{self.column}={category or '(missing)'}" for category in self.categories]
+
+    def read(self, table: Table) -> Cells:
+        """The cells of the column in a table. UserError."""
+        return (numbers_of if self.categories is None else texts_of)(table, self.column)
+
+    def block(self, cells: Cells) -> NDArray[Any]:
         """The features [n, k] of the cells [n]: float64, or float32 of categories."""
-        if isinstance(cells, Labels):
-            names = self.categories or []
-            position = Labels([text or self.fill for text in cells.texts], cells.number).among(
-                names
-            )
-            columns: Floats = (position[:, None] == np.arange(len(names))).astype(np.float32)
-            return columns
         if self.fill is not None:
-            cells = np.where(is_missing(cells), self.fill, cells)
-        return cells[:, None]
+            cells = _filled(cells, self.fill)
+        if self.categories is None:
+            return cells.reshape(-1, 1)  # type: ignore[no-any-return]  # an array
+        number = user_data.positions(cells, self.categories)[:, None]
+        columns: NDArray[Any] = number == np.arange(len(self.categories))
+        return columns.astype(np.float32)
+
+
+def _filled(cells: Cells, value: Any) -> Cells:
+    """The cells with a value in place of the missing ones."""
+    if isinstance(cells, np.ndarray):
+        return np.where(np.isnan(cells), value, cells)
+    filled: Cells = cells.set_categories(sorted({*cells.categories, value})).fillna(value)
+    return filled
 
 
 def table(
@@ -139,63 +152,47 @@ def table(
 
 def _made(options: Mapping[str, Any], unseen: Sequence[str]) -> Raw:
     """The data set of a table with the options of `table`, without the owners `unseen`."""
-    label, owner, target = (options[key] for key in ("label", "owner", "target"))
-    features, one_hot, drop = (options[key] for key in ("features", "one_hot", "drop"))
-    missing, na = options["missing"], options["na"] or ()
-    texts = {label, owner, *(one_hot or ()), *(drop or ())}
-    numbers = None if features is None else {*features, *listed(target)}
+    na, policy = options["na"] or (), options["missing"]
+    named = {key: options[key] for key in ("label", "owner", "target", "drop")}
+    texts = {column for key in TEXTS for column in listed(options[key])}
+    numbers = options["features"] and {*options["features"], *listed(options["target"])}
     tables = tables_of(
         *(options["root"], options["file"], options["test_file"]),
         Dialect(*(options[key] for key in Dialect._fields)),
         lambda name: name not in texts and (numbers is None or name in numbers),
         na,
     )
-    used = used_columns(tables, label=label, owner=owner, target=target)
-    tables, apart = without_owners(tables, owner, unseen) if unseen else (tables, None)
-    chosen, categories = _chosen(tables, used, features, one_hot, drop)
-    rows, cells, notes = _read(tables, used, chosen, categories, missing, options["test_share"])
-    name = tables[0].name
+    names = [table.name for table in tables]
+    used = used_columns(tables[0], **named)
+    chosen, categories = _chosen(tables[0], used, options["features"], options["one_hot"])
+    used = {column: option for column, option in used.items() if option != "drop"}
+    check_columns(tables, [*used, *chosen])
+    cells, errors = _cells(tables, used, chosen, categories, policy)
+    # Those in which each row has to have a value.
+    needed = [column for column in cells if policy == "drop" or column in used]
+    apart: dict[str, Cells] = {}
+    if unseen and not errors:
+        apart, cells = user_data.apart(cells, options["owner"], unseen, names)
+    rows, notes = _rows(names, used, cells, errors, needed if policy else [], options["test_share"])
     notes += user_data.alike("columns", [*tables[0].frame.columns])
-    columns: list[str] = []
-    made: list[Feature] = []
-    types: list[Any] = []
+    features: list[Feature] = []
     for column in chosen:
-        whole = cells[column][0]
-        parts = [taken(whole, rows.train), taken(cells[column][-1], rows.test)]
-        fill, more = _fill(name, column, parts, missing)
+        feature, more = _feature(names[0], column, cells[column], rows, policy)
+        features.append(feature)
         notes += more
-        names = None
-        if isinstance(whole, Labels):
-            names, more = _one_hot(name, column, parts, missing == "category")
-            columns += [f"{column}={category or '(missing)'}" for category in names]
-            notes += more
-        else:
-            columns.append(column)
-            if (whole == np.rint(whole)).all() and len(np.unique(whole)) == len(whole):
-                notes.append(
-                    f"column {column!r} has another whole number in every row; leave out an "
-                    "identifier"
-                )
-        made.append(Feature(column, fill, names))
-        types.append(narrowed(made[-1].block(parts[0])).dtype)
     # All columns have the type that one of them needs, as new samples will.
-    kind = np.result_type(*types)
-    xs = [
-        torch.from_numpy(
-            np.concatenate(
-                [
-                    feature.block(taken(cells[feature.column][i], part)).astype(kind)
-                    for feature in made
-                ],
-                axis=1,
-            )
-        )
+    blocks = [
+        [feature.block(cells[feature.column][i][part]) for feature in features]
         for i, part in ((0, rows.train), (-1, rows.test))
     ]
+    kind = np.result_type(*(narrowed(block).dtype for block in blocks[0]))
+    xs = [torch.from_numpy(np.concatenate(part, axis=1, dtype=kind)) for part in blocks]
+    columns = [name for feature in features for name in feature.names]
     constant = [columns[i] for i in (xs[0] == xs[0][0]).all(0).nonzero().flatten().tolist()]
     if len(constant) == len(columns):
         raise UserError(
-            f"{name}: every feature is constant in the training rows: {user_data.listed(constant)}"
+            f"{names[0]}: every feature is constant in the training rows: "
+            f"{user_data.listed(constant)}"
         )
     if constant:
         notes.append(
@@ -203,29 +200,152 @@ def _made(options: Mapping[str, Any], unseen: Sequence[str]) -> Raw:
         )
     order = f"{len(columns)}{IN_ORDER}{user_data.listed(columns, MAX_NAMED)}"
     raw = rows.raw(xs, 1.0, [*reading_notes(tables), order], notes)
-    raw = replace(raw, encode=partial(_encoded, made, na, tables[0].marks), features=columns)
-    return raw if apart is None else _with_unseen(raw, apart, made, options, unseen)
+    raw = replace(raw, encode=partial(_encoded, features, na, tables[0].csv), features=columns)
+    if not unseen:
+        return raw
+    label, owner = apart[options["label"]], apart[options["owner"]]
+    full = _full([apart[column] for column in needed])
+    x = np.concatenate([feature.block(apart[feature.column][full]) for feature in features], 1)
+    return user_data.with_unseen(raw, torch.from_numpy(x), label[full], owner[full], unseen)
 
 
-def _with_unseen(
-    raw: Raw,
+def _full(columns: Sequence[Cells]) -> NDArray[np.bool_]:
+    """Which rows have a value in each of these columns."""
+    import pandas as pd
+
+    full: NDArray[np.bool_] = ~np.any([pd.isna(cells) for cells in columns], axis=0)
+    return full
+
+
+def _chosen(
     table: Table,
-    features: Sequence[Feature],
-    options: Mapping[str, Any],
+    used: Mapping[str, str],
+    features: Sequence[str] | None,
+    one_hot: Sequence[str] | None,
+) -> tuple[list[str], list[str]]:
+    """(the columns of the features, those among them that are categories).
+
+    UserError for lists that don't fit.
+    """
+    categories = columns_of(table, "one_hot", one_hot, used)
+    chosen = columns_of(table, "features", features, used)
+    chosen = list(dict.fromkeys([*chosen, *categories]))
+    if features is None:
+        chosen = [column for column in table.frame.columns if column not in used]
+    if not chosen:
+        raise UserError(
+            f"{table.name}: no column is left for the features; used: {', '.join(used)}"
+        )
+    return chosen, categories
+
+
+def _cells(
+    tables: Sequence[Table],
+    used: Mapping[str, str],
+    chosen: Sequence[str],
+    categories: Sequence[str],
+    policy: str | None,
+) -> tuple[dict[str, list[Cells]], list[UserError]]:
+    """(the cells of each column by table, an error for each column that needs a decision)."""
+    cells: dict[str, list[Cells]] = {}
+    errors: list[UserError] = []
+    texts = {*categories, *(column for column, option in used.items() if option != "target")}
+    todo = [*dict.fromkeys([*used, *chosen])]
+    for column in todo:
+        read = texts_of if column in texts else numbers_of
+        try:
+            cells[column] = [read(table, column) for table in tables]
+            for table, values in zip(tables, cells[column], strict=True) if policy is None else ():
+                advised = ("missing", "drop") if column in chosen else ("missing",)
+                complete(table, column, values, advised)
+        except ColumnError as error:
+            errors.append(error)
+            if error.option == "one_hot":
+                texts.add(column)
+                todo.append(column)  # as categories, may it have empty cells?
+    return cells, errors
+
+
+def _rows(
     names: Sequence[str],
-) -> Raw:
-    """The data set with the samples of the owners `names` apart: the rows of `table`, without
-    those that `missing` leaves out."""
-    columns: dict[str, Callable[[Table, str], Cells]] = {}
-    columns |= dict.fromkeys([options["label"], options["owner"]], texts_of)
-    for feature in features if options["missing"] == "drop" else ():
-        columns[feature.column] = numbers_of if feature.categories is None else texts_of
-    cells = {column: read(table, column) for column, read in columns.items()}
-    full = ~np.any([is_missing(column) for column in cells.values()], axis=0)
-    x = _encoded(features, (), table.marks, table.frame[full])
-    assert x is not None, "a frame is encoded"
-    label, owner = (taken(cells[options[key]], full) for key in ("label", "owner"))
-    return user_data.with_unseen(raw, x, label, owner, names)
+    used: Mapping[str, str],
+    cells: dict[str, list[Cells]],
+    errors: list[UserError],
+    needed: Sequence[str],
+    test_share: float | None,
+) -> tuple[user_data.Rows, list[str]]:
+    """(rows, notes). Leaves those rows out of `cells` that have no value in a `needed` column.
+
+    UndecidedError names all columns.
+    """
+    notes = []
+    for i, name in enumerate(names) if needed else ():
+        full = _full([cells[column][i] for column in needed])
+        if not full.any():
+            raise UserError(
+                f"{name}: no row has a value in every column; name empty columns in drop"
+            )
+        if not full.all():
+            notes.append(
+                f"{name}: {(~full).sum()} of {len(full)} rows are left out, as a column that "
+                "is needed has no value there"
+            )
+        for parts in cells.values():
+            parts[i] = parts[i][full]
+    wrong = {error.column for error in errors if isinstance(error, ColumnError)}
+    if not wrong & used.keys():
+        try:
+            rows = rows_of(names, used, cells, test_share)
+        except UserError as error:
+            errors.insert(0, error)
+    if errors:
+        raise UndecidedError(errors)
+    return rows, notes
+
+
+def _feature(
+    name: str, column: str, cells: Sequence[Cells], rows: user_data.Rows, policy: str | None
+) -> tuple[Feature, list[str]]:
+    """(how a column becomes features, notes) by its cells in the training rows and the test rows.
+
+    `name`: of the table. ColumnError for a column without a value, and for too many categories.
+    """
+    import pandas as pd
+
+    parts, notes = [cells[0][rows.train], cells[-1][rows.test]], []
+    values, is_text = parts[0][~pd.isna(parts[0])], not isinstance(parts[0], np.ndarray)
+    if not len(values):
+        raise ColumnError(name, column, "has no value in any training row; leave it out (`drop`)")
+    fill: Any = None
+    what = ""
+    if policy == "category" and is_text:
+        fill, what = NAMELESS, "are a category of their own"
+    elif policy in ("median", "mode", "category"):
+        is_mode = policy == "mode" or is_text
+        how = "most frequent value" if is_mode else "median"
+        fill = pd.Series(values).mode()[0] if is_mode else float(np.median(values))
+        text = fill if is_text else f"{fill:g}"
+        what = f"are filled with the {how} of the training rows of all clients together, {text}"
+    if fill is not None and (count := sum(int(pd.isna(part).sum()) for part in parts)):
+        notes.append(f"column {column!r}: {count} cells without a value {what}")
+        parts = [_filled(part, fill) for part in parts]
+    if not is_text:
+        if (cells[0] == np.rint(cells[0])).all() and len(np.unique(cells[0])) == len(cells[0]):
+            notes.append(
+                f"column {column!r} has another whole number in every row; leave out an identifier"
+            )
+        return Feature(column, fill, None), notes
+    train, test = ([*part.remove_unused_categories().categories] for part in parts)
+    notes += user_data.alike(f"column {column!r}: categories", sorted({*train, *test}))
+    if len(train) > MAX_CATEGORIES:
+        allowed = f"allowed: at most {MAX_CATEGORIES}; is it an identifier?"
+        raise ColumnError(name, column, f"has {len(train)} categories; {allowed}")
+    if lacking := sorted({*test} - {*train}):
+        notes.append(
+            f"column {column!r}: {parts[1].isin(lacking).sum()} test samples have categories that "
+            f"training lacks: {user_data.listed(lacking)}"
+        )
+    return Feature(column, fill, train), notes
 
 
 def in_brief(note: str) -> str:
@@ -237,21 +357,21 @@ def in_brief(note: str) -> str:
 
 
 def _encoded(
-    features: Sequence[Feature], na: Sequence[str], marks: Marks | None, x: object
+    features: Sequence[Feature], na: Sequence[str], csv: Dialect | None, x: object
 ) -> Tensor | None:
     """The samples [n, d] of new rows, which need the columns of the features alone, by name.
 
-    Cells of text have the `marks` of the training file. None for what is no data frame. UserError
-    for columns and values that don't fit.
+    Cells of text have the marks of the training file `csv`. None for what is no data frame.
+    UserError for columns and values that don't fit.
     """
     import pandas as pd
 
     if not isinstance(x, pd.DataFrame):
         return None
-    table, blocks = table_of("x", x.mask(x.isin([*na])))._replace(marks=marks), []
+    table, blocks = table_of("x", x.mask(x.isin([*na])))._replace(csv=csv), []
     for feature in features:
         known("x: column", feature.column, table.frame.columns)
-        cells = (numbers_of if feature.categories is None else texts_of)(table, feature.column)
+        cells = feature.read(table)
         if feature.fill is None:
             complete(table, feature.column, cells)
         blocks.append(feature.block(cells))
@@ -267,147 +387,3 @@ def of_frame(frame: pd.DataFrame, test: pd.DataFrame | None = None, **options: A
     check_options(table, {"file": "", **options})
     sources: Any = {"file": frame, "test_file": test}
     return table(Path(), **sources, **options)
-
-
-def _chosen(
-    tables: Sequence[Table],
-    used: Mapping[str, str],
-    features: Sequence[str] | None,
-    one_hot: Sequence[str] | None,
-    drop: Sequence[str] | None,
-) -> tuple[list[str], list[str]]:
-    """(the columns of the features, those among them that are categories).
-
-    UserError for lists that don't fit.
-    """
-    dropped = columns_of(tables[:1], "drop", drop, used)
-    used = {**used, **dict.fromkeys(dropped, "column that is dropped")}
-    categories = columns_of(tables[:1], "one_hot", one_hot, used)
-    chosen = columns_of(tables[:1], "features", features, used)
-    chosen = list(dict.fromkeys([*chosen, *categories]))
-    if features is None:
-        chosen = [column for column in tables[0].frame.columns if column not in used]
-    if not chosen:
-        raise UserError(
-            f"{tables[0].name}: no column is left for the features; used: {', '.join(used)}"
-        )
-    for column in chosen:
-        for table in tables[1:]:
-            known(f"{table.name}: column", column, table.frame.columns)
-    return chosen, categories
-
-
-def _read(
-    tables: list[Table],
-    used: Mapping[str, str],
-    chosen: list[str],
-    categories: list[str],
-    policy: str | None,
-    test_share: float | None,
-) -> tuple[user_data.Rows, dict[str, list[Cells]], list[str]]:
-    """(rows, cells of each column by table, notes), of the rows that are used.
-
-    UndecidedError names all columns.
-    """
-    cells: dict[str, list[Cells]] = {}
-    errors: list[UserError] = []
-    texts = {*categories, *(column for column, option in used.items() if option != "target")}
-    todo = [*dict.fromkeys([*used, *chosen])]
-    for column in todo:
-        read: Callable[[Table, str], Cells] = texts_of if column in texts else numbers_of
-        try:
-            cells[column] = [read(table, column) for table in tables]
-            for table, values in zip(tables, cells[column], strict=True) if policy is None else ():
-                advised = ("missing", "drop") if column in chosen else ("missing",)
-                complete(table, column, values, advised)
-        except UserError as error:
-            errors.append(error)
-            if isinstance(error, ColumnError) and error.option == "one_hot":
-                texts.add(column)
-                todo.append(column)  # as categories, may it have empty cells?
-    notes: list[str] = []
-    needed = [column for column in cells if policy == "drop" or column in used]
-    if policy is not None and needed:
-        notes = _without_holes(tables, cells, needed)
-    bad = {error.column for error in errors if isinstance(error, ColumnError)}
-    if all(column in cells and column not in bad for column in used):
-        try:
-            rows = rows_of([table.name for table in tables], used, cells, test_share)
-        except UserError as error:
-            errors.insert(0, error)
-    if errors:
-        raise UndecidedError(errors)
-    return rows, cells, notes
-
-
-def _without_holes(
-    tables: list[Table], cells: dict[str, list[Cells]], needed: list[str]
-) -> list[str]:
-    """Leaves the rows out of `cells` that have no value in a `needed` column; a note on each
-    table."""
-    notes = []
-    for i, table in enumerate(tables):
-        full = ~np.any([is_missing(cells[column][i]) for column in needed], axis=0)
-        if not full.any():
-            raise UserError(
-                f"{table.name}: no row has a value in every column; name empty columns in drop"
-            )
-        if not full.all():
-            notes.append(
-                f"{table.name}: {(~full).sum()} of {len(full)} rows are left out, as a column that "
-                "is needed has no value there"
-            )
-        for column in cells:
-            cells[column][i] = taken(cells[column][i], full)
-    return notes
-
-
-def _fill(name: str, column: str, parts: list[Cells], policy: str | None) -> tuple[Any, list[str]]:
-    """What a missing cell of a column is filled with, by the training rows, and a note if there is
-    one in the cells of both `parts`. None if there can't be one: it is refused or left out."""
-    if policy not in ("median", "mode", "category"):
-        return None, []
-    missing = [is_missing(part) for part in parts]
-    if missing[0].all():
-        raise ColumnError(name, column, "has no value in any training row; leave it out (`drop`)")
-    there, count = taken(parts[0], ~missing[0]), int(sum(part.sum() for part in missing))
-    value: Any
-    how = "most frequent value"
-    if isinstance(there, Labels):
-        if policy == "category":
-            note = f"column {column!r}: {count} cells without a value are a category of their own"
-            return NAMELESS, [note] * (count > 0)
-        value = min(zip(-np.bincount(there.number), there.texts, strict=True))[1]
-    elif policy == "mode":
-        values, times = np.unique(there, return_counts=True)
-        value = values[times.argmax()]
-    else:
-        how, value = "median", float(np.median(there))
-    shown = f"{value:g}" if isinstance(value, float) else value
-    note = (
-        f"column {column!r}: {count} cells without a value are filled with the {how} of the "
-        f"training rows of all clients together, {shown}"
-    )
-    return value, [note] * (count > 0)
-
-
-def _one_hot(
-    table: str, column: str, parts: Sequence[Any], nameless: bool
-) -> tuple[list[str], list[str]]:
-    """(the categories of the training rows, notes) of the cells of training and test rows.
-
-    `nameless`: whether a missing one is a category.
-    """
-    train, test = ({*part.texts} - (set() if nameless else {NAMELESS}) for part in parts)
-    names = sorted(train)
-    notes = user_data.alike(f"column {column!r}: categories", sorted(train | test))
-    if len(names) > MAX_CATEGORIES:
-        allowed = f"allowed: at most {MAX_CATEGORIES}; is it an identifier?"
-        raise ColumnError(table, column, f"has {len(names)} categories; {allowed}")
-    if unseen := sorted(test - train):
-        lost = np.count_nonzero(parts[1].among(unseen) >= 0)
-        notes.append(
-            f"column {column!r}: {lost} test samples have categories that training lacks: "
-            f"{user_data.listed(unseen)}"
-        )
-    return names, notes

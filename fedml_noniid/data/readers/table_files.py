@@ -17,24 +17,14 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 from pydantic import AfterValidator
 
 from fedml_noniid import extras
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.checks import known, refusal
-from fedml_noniid.data.readers.frames import (
-    EXACT,
-    MISSING,
-    Marks,
-    Table,
-    exactly,
-    is_empty,
-    number_in,
-    table_of,
-)
+from fedml_noniid.data.readers.frames import EXACT, MISSING, Dialect, Table, exactly, table_of
 from fedml_noniid.data.readers.user_data import listed
 
 if TYPE_CHECKING:  # see frames.py
@@ -45,15 +35,15 @@ ENDINGS = (*CSV, ".parquet", ".xlsx")
 SEPARATORS = (",", ";", "\t", "|")
 # Options of `Dialect` -> the files that they are for.
 READ_BY = {"separator": CSV, "decimal": CSV, "encoding": CSV, "sheet": (".xlsx",)}
-HEAD = 100  # rows that tell which columns are numbers, and which separator fits them
+HEAD = 100  # rows that tell which separator fits
 CHUNK = 100_000  # rows of text in memory at a time
+BYTES = 2**20  # read at a time
 # Cells of numbers with decimals. In GROUPS, the mark may separate thousands as well.
 DECIMALS = {
     ".": re.compile(r"[+-]?[\d,]*\.\d+(e[+-]?\d+)?", re.IGNORECASE),
     ",": re.compile(r"[+-]?[\d.]*,\d+(e[+-]?\d+)?", re.IGNORECASE),
 }
 GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}([.,]\d{3})+")
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how its files begin
 
 
 def _encoding(name: str) -> str:
@@ -70,15 +60,6 @@ Decimal = Literal[".", ","]
 Encoding = Annotated[str, AfterValidator(_encoding)]
 
 
-class Dialect(NamedTuple):
-    """How a file is to be read; None: as the file itself shows."""
-
-    separator: str | None = None
-    decimal: str | None = None
-    encoding: str | None = None
-    sheet: str | None = None
-
-
 def tables_of(
     root: Path,
     file: object,
@@ -89,17 +70,15 @@ def tables_of(
 ) -> list[Table]:
     """One or two tables: files under `root`, the ending tells the format; or data frames.
 
-    `is_number`: the columns, by name, that have to be numbers. `na`: cells that become missing.
-    UserError for missing and damaged files, for other objects, and for a cell of `na` that no
-    table has.
+    `is_number`: the columns of a CSV, by name, that are to be numbers. Others are text. `na`: cells
+    that become missing. UserError for missing and damaged files, for other
+    objects, and for a cell of `na` that no table has.
     """
     if isinstance(file, str) and test_file == file:
         raise refusal("test_file", test_file, "another file than `file`, or none")
-    sources = [("file", "frame", file), ("test_file", "test", test_file)]
-    tables = [
-        _read(root, *source, dialect, is_number, bool(na))
-        for source in sources[: 1 if test_file is None else 2]
-    ]
+    sources = [("file", "frame", file)]
+    sources += [("test_file", "test", test_file)] if test_file is not None else []
+    tables = [_read(root, *source, dialect, is_number, bool(na)) for source in sources]
     for cell in na:
         if not any((table.frame == cell).any(axis=None) for table in tables):
             raise refusal("na", cell, f"texts of cells of {tables[0].name}")
@@ -140,14 +119,14 @@ def _read(
         raise refusal(key, source, f"the name of a file that ends in {', '.join(ENDINGS)}")
     path = root / source
     if not path.is_file():
-        there = sorted(
+        names = sorted(
             entry.name
             for entry in root.glob("*")
             if entry.name.endswith(ENDINGS) and entry.is_file()
         )
         raise UserError(
             f"{path}: there is no such file; {key} is relative to root, where there is "
-            f"{listed(there) or 'none'}"
+            f"{listed(names) or 'none'}"
         )
     if source.endswith(CSV):
         return _csv(path, dialect, is_number, as_text)
@@ -158,25 +137,24 @@ def _read(
 def _csv(path: Path, dialect: Dialect, is_number: Callable[[str], bool], as_text: bool) -> Table:
     """A table of text, in which nothing counts as missing: a class may be called NA or None.
 
-    Unless `as_text`, the columns that have to be numbers are float64, if all are numbers that
-    float64 has exactly.
+    Unless `as_text`, the columns that have to be numbers are, if all their cells are empty or
+    numbers that float64 has exactly.
     """
     import pandas as pd
 
     encoding = dialect.encoding
     if encoding is not None and codecs.lookup(encoding).name in ("utf-8", "utf-8-sig"):
         encoding = None
-    # The first line is read as a row: pandas would rename columns of the same name.
     codec = encoding or "utf-8-sig"
-    read = functools.partial(
-        pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding=codec
-    )
+    read = functools.partial(pd.read_csv, path, header=None, dtype=str, na_filter=False)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # these are read again
             _check_bytes(path, encoding)
             separator = dialect.separator or _separator(path, codec)
-            read = functools.partial(read, sep=separator)
+            read = functools.partial(read, encoding=codec, sep=separator)
+            # The first line is read as a row: pandas would rename columns of the same name.
             names = [str(name) for name in read(nrows=1).iloc[0]]
             other = next((mark for mark in SEPARATORS if mark in names[0]), None)
             if dialect.separator and len(names) == 1 and other:
@@ -184,11 +162,8 @@ def _csv(path: Path, dialect: Dialect, is_number: Callable[[str], bool], as_text
             numbers = [i for i, name in enumerate(names) if is_number(name)]
             decimal = dialect.decimal or "."
             if numbers and dialect.decimal is None and separator != ",":
-                decimal = _decimal(path, read, numbers, len(names))
-            rows = None
-            if numbers and not as_text:
-                rows = _numbers(read, names, numbers, decimal)
-            rows = read().iloc[1:] if rows is None else rows
+                decimal = _decimal(path, read, names, numbers)
+            rows = _rows(read, names, [] if as_text else numbers, decimal)
     except (ValueError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
         is_of_system = isinstance(error, OSError) and error.errno is not None  # such as the disk
         if is_of_system or isinstance(error, UserError):
@@ -201,13 +176,12 @@ def _csv(path: Path, dialect: Dialect, is_number: Callable[[str], bool], as_text
             "the columns in the first line, and as many cells in each line"
         ) from None
     rows.columns = pd.Index(names)
-    marks = [f"separator {separator!r}"] if separator != "," else []
-    marks += [f"decimal {decimal!r}"] if decimal != "." else []
-    marks += [f"encoding {encoding}"] if encoding is not None else []
-    is_german = (separator, decimal) == (";", ",")
-    note = f"CSV read with {', '.join(marks)}" if marks else ""
-    note += ", as German Excel writes it" if is_german else ""
-    return table_of(str(path), rows)._replace(marks=Marks(separator, decimal, encoding), note=note)
+    marks = {"separator": separator, "decimal": decimal}
+    notes = [f"{key} {mark!r}" for key, mark in marks.items() if mark not in ",."[key == "decimal"]]
+    notes += [f"encoding {encoding}"] if encoding is not None else []
+    note = f"CSV read with {', '.join(notes)}" if notes else ""
+    note += ", as German Excel writes it" if (separator, decimal) == (";", ",") else ""
+    return table_of(str(path), rows)._replace(csv=Dialect(separator, decimal, encoding), note=note)
 
 
 def _opened(path: Path, mode: str, **options: Any) -> IO[Any]:
@@ -220,19 +194,19 @@ def _opened(path: Path, mode: str, **options: Any) -> IO[Any]:
 def _check_bytes(path: Path, encoding: str | None) -> None:
     """ValueError for a NUL byte, UserError for another encoding than the file's own."""
     with _opened(path, "rb") as file:
-        if encoding is not None:
-            content = file.read()
-            with contextlib.suppress(UnicodeDecodeError):
-                if not content.isascii() and content.decode():
-                    raise refusal("encoding", encoding, f"none, as {path} is UTF-8")
-            if "\0" in content.decode(encoding):
-                raise ValueError("it has a NUL character")
+        if encoding is None:
+            for i, piece in enumerate(iter(functools.partial(file.read, BYTES), b"")):
+                if not i and piece.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    raise UserError(f"{path}: is UTF-16; set `encoding` to utf-16")
+                if b"\0" in piece:
+                    raise ValueError("it has a NUL byte")
             return
-        for number, line in enumerate(file, start=1):
-            if number == 1 and line.startswith(UTF_16):
-                raise UserError(f"{path}: is UTF-16; set `encoding` to utf-16")
-            if b"\0" in line:
-                raise ValueError(f"line {number} has a NUL byte")
+        content = file.read()
+    with contextlib.suppress(UnicodeDecodeError):
+        if not content.isascii() and content.decode():
+            raise refusal("encoding", encoding, f"none, as {path} is UTF-8")
+    if "\0" in content.decode(encoding):
+        raise ValueError("it has a NUL character")
 
 
 def _separator(path: Path, encoding: str) -> str:
@@ -262,63 +236,59 @@ def _separator(path: Path, encoding: str) -> str:
 
 
 def _decimal(
-    path: Path, read: Callable[..., pd.DataFrame], columns: Sequence[int], width: int
+    path: Path, read: Callable[..., Any], names: Sequence[str], columns: Sequence[int]
 ) -> str:
-    """The decimal mark of the numbers in some `columns` of a CSV of `width` columns.
+    """The decimal mark of the numbers in some `columns` of a CSV.
 
     UserError if the mark may as well separate thousands.
     """
     import pandas as pd
 
-    groups: dict[str, str] = {}
+    unsure = ""
     certain = set[str]()
-    for rows in read(header=0, names=range(width), usecols=columns, chunksize=CHUNK):
-        for cell in map(str.strip, map(str, pd.unique(rows.to_numpy().ravel()))):
+    for rows in read(header=0, names=range(len(names)), usecols=columns, chunksize=CHUNK):
+        for cell in map(str.strip, pd.unique(rows.to_numpy().ravel())):
             if GROUPS.fullmatch(cell):
-                groups.setdefault(",", cell)
+                unsure = unsure or cell
                 continue
             certain |= {mark for mark, number in DECIMALS.items() if number.fullmatch(cell)}
-    if groups and not certain:
+    if unsure and not certain:
         raise UserError(
-            f"{path}: {groups[',']!r} may be a number with decimals, or thousands; set `decimal` "
+            f"{path}: {unsure!r} may be a number with decimals, or thousands; set `decimal` "
             "to '.' or ',', the mark of decimals"
         )
     return "," if certain == {","} else "."
 
 
-def _numbers(
-    read: Callable[..., pd.DataFrame], names: Sequence[str], numbers: list[int], decimal: str
-) -> pd.DataFrame | None:
-    """A CSV with these names of columns; those at the positions `numbers` are float64, if they
-    begin with numbers.
-
-    None unless all of their cells are empty or numbers that float64 has exactly.
-    """
+def _rows(
+    read: Callable[..., pd.DataFrame], names: list[str], numbers: Sequence[int], decimal: str
+) -> pd.DataFrame:
+    """The rows of a CSV with these `names` of columns. Of those at the positions `numbers`, the
+    ones are numbers of which all cells are empty or numbers that float64 has exactly; all others
+    are text."""
     import pandas as pd
 
-    read = functools.partial(read, header=0, names=range(len(names)))
     empty = [form(cell) for cell in MISSING for form in (str, str.upper, str.title)]
-    try:
-        # Columns of text show in the first rows; so do truth values, of which pandas makes 0 and 1.
-        head = read(nrows=HEAD)
-        cells = {
-            i: [number_in(cell, decimal) for cell in head[i] if not is_empty(cell)] for i in numbers
-        }
-        numbers = [i for i in numbers if cells[i] and not np.isnan(cells[i]).any()]
-        rows = read(
-            dtype=dict.fromkeys(range(len(names)), str) | dict.fromkeys(numbers, np.float64),
-            na_filter=True,
-            keep_default_na=False,
-            na_values=dict.fromkeys(numbers, empty),
-            decimal=decimal,
-            **exactly(),
-        )
-    except (ValueError, pd.errors.ParserWarning):
-        return None
+    columns = range(len(names))
+    rows = read(
+        header=0,
+        names=columns,
+        dtype=dict.fromkeys({*columns} - {*numbers}, str),
+        na_filter=True,
+        keep_default_na=False,
+        na_values=dict.fromkeys(numbers, empty),
+        decimal=decimal,
+        **exactly(),
+    )
     # pandas takes the first cells for an index, if lines have one too many, and the names for a row
     # too, if a bare CR and a blank follow.
-    is_whole = isinstance(rows.index, pd.RangeIndex) and not (head[:1] == names).all(axis=None)
-    return None if not is_whole or any(rows[i].abs().max() > EXACT for i in numbers) else rows
+    if not isinstance(rows.index, pd.RangeIndex) or rows[:1].astype(str).values.tolist() == [names]:
+        return read().iloc[1:]
+    # pandas makes truth values of words, and of text with numbers in it both.
+    inexact = [i for i in numbers if rows[i].dtype.kind not in "iuf" or rows[i].abs().max() > EXACT]
+    if inexact:
+        rows[inexact] = read(header=0, names=columns, usecols=inexact)
+    return rows
 
 
 def _parquet(path: Path) -> pd.DataFrame:

@@ -15,15 +15,15 @@ from fedml_noniid.data.checks import known
 from fedml_noniid.data.dataset import Raw
 from fedml_noniid.data.readers import user_data
 from fedml_noniid.data.readers.frames import (
+    Dialect,
+    check_columns,
     complete,
     rows_of,
     table_of,
     texts_of,
     used_columns,
-    without_owners,
 )
 from fedml_noniid.data.readers.table_files import (
-    Dialect,
     Encoding,
     Separator,
     reading_notes,
@@ -69,29 +69,29 @@ def text(
 
 def _made(options: Mapping[str, Any], unseen: Sequence[str]) -> Raw:
     """The data set of a table with the options of `text`, without the owners `unseen`."""
-    text, label, owner, length = (options[key] for key in ("text", "label", "owner", "length"))
+    column, label, owner, length = (options[key] for key in ("text", "label", "owner", "length"))
     dialect = Dialect(options["separator"], None, options["encoding"], options["sheet"])
     tables = tables_of(options["root"], options["file"], options["test_file"], dialect)
-    used = used_columns(tables, text=text, label=label, owner=owner)
-    tables, apart = without_owners(tables, owner, unseen) if unseen else (tables, None)
+    names = [table.name for table in tables]
+    used = used_columns(tables[0], text=column, label=label, owner=owner)
+    check_columns(tables, [*used])
     cells = {
-        column: [complete(table, column, texts_of(table, column)) for table in tables]
-        for column in used
+        name: [complete(table, name, texts_of(table, name)) for table in tables] for name in used
     }
-    rows = rows_of([table.name for table in tables], used, cells, options["test_share"])
-    parts = (cells[text][0], rows.train), (cells[text][-1], rows.test)
-    train, test = ([part.texts[i] for i in part.number[some]] for part, some in parts)
+    apart: dict[str, Any] = {}
+    if unseen:
+        apart, cells = user_data.apart(cells, owner, unseen, names)
+    rows = rows_of(names, used, cells, options["test_share"])
+    train, test = cells[column][0][rows.train].tolist(), cells[column][-1][rows.test].tolist()
     train_x, test_x, vectors, notes, entries = read_texts(
         train, test, train, options["root"], options["vocabulary"], length, "texts"
     )
     raw = rows.raw([train_x, test_x], 255, reading_notes(tables), notes, vectors)
-    raw = replace(raw, encode=partial(_encoded, text, entries, length))
-    if apart is None:
+    raw = replace(raw, encode=partial(_encoded, column, entries, length))
+    if not unseen:
         return raw
-    x = _encoded(text, entries, length, apart.frame)
-    assert x is not None, "a frame is encoded"
-    labels, owners = (complete(apart, name, texts_of(apart, name)) for name in (label, owner))
-    return user_data.with_unseen(raw, x, labels, owners, unseen)
+    x = encode([tokenise(text) for text in apart[column]], entries, length)
+    return user_data.with_unseen(raw, x, apart[label], apart[owner], unseen)
 
 
 def _encoded(column: str, entries: Sequence[str], length: int, x: object) -> Tensor | None:
@@ -107,8 +107,8 @@ def _encoded(column: str, entries: Sequence[str], length: int, x: object) -> Ten
         return None
     table = table_of("x", x)
     known("x: column", column, table.frame.columns)
-    texts, number = complete(table, column, texts_of(table, column))
-    return encode([tokenise(texts[i]) for i in number], entries, length)
+    texts = complete(table, column, texts_of(table, column))
+    return encode([tokenise(text) for text in texts], entries, length)
 
 
 def of_texts(

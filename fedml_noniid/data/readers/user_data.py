@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from fedml_noniid.data.precision import merged
 from fedml_noniid.data.strata import are_labels, strata
 from fedml_noniid.data.streams import stream
 from fedml_noniid.data.types import Floats, Ints
+
+if TYPE_CHECKING:  # it takes half a second to import, and images have no labels of text
+    import pandas as pd
 
 Share = Annotated[float, Range(0, 1, "()")]
 TEST_SHARE = 0.2  # of the samples that becomes the test set, if none is given
@@ -79,18 +82,42 @@ def listed(names: Sequence[str], most: int = MAX_LISTED) -> str:
     )
 
 
-def with_unseen(raw: Raw, x: Tensor, label: Labels, owner: Labels, names: Sequence[str]) -> Raw:
+def apart(
+    cells: Mapping[str, Sequence[Any]], owner: str, names: Sequence[str], sources: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """(the cells of the samples of the owners `names`, the cells of the others by part).
+
+    `cells`: of each column, those of each part, of which one has the owners. `sources` begin a
+    message on each part. UserError if a part is then empty.
+    """
+    is_apart = [positions(labels_of(part), names) >= 0 for part in cells[owner]]
+    for source, rows in zip(sources, is_apart, strict=True):
+        if rows.all():
+            raise UserError(f"{source}: all are of owners that take no part")
+    taken: dict[str, Any] = {}
+    others: dict[str, list[Any]] = {}
+    for column, parts in cells.items():
+        pairs = [*zip(parts, is_apart, strict=True)]
+        taken[column] = np.concatenate([np.asarray(part[rows]) for part, rows in pairs])
+        if not isinstance(parts[0], np.ndarray):
+            taken[column] = labels_of(taken[column])
+        others[column] = [part[~rows] for part, rows in pairs]
+    return taken, others
+
+
+def with_unseen(raw: Raw, x: Tensor, label: Any, owner: Any, names: Sequence[str]) -> Raw:
     """The data set with the samples `x` [n, ...] of the owners `names` apart, read as its own.
 
     A class that only they have is a number below 0.
     """
-    n, classes = len(raw.classes), [*raw.classes, *sorted({*label.texts} - {*raw.classes})]
-    y = label.among(classes)
+    label, n = labels_of(label), len(raw.classes)
+    others = {*label.categories} - {*raw.classes}
+    y = positions(label, [*raw.classes, *sorted(others)])
     return replace(
         raw,
         unseen_x=x.to(raw.train_x.dtype),
         unseen_y=torch.from_numpy(np.where(y < n, y, n - 1 - y)),
-        unseen_owner=torch.from_numpy(owner.among(names)),
+        unseen_owner=torch.from_numpy(positions(labels_of(owner), names)),
         unseen_names=names,
     )
 
@@ -143,35 +170,27 @@ def cut(
     return train, test, note
 
 
-class Labels(NamedTuple):
-    """The labels of samples as text: each different one once, and which one a sample has."""
+def labels_of(values: Any) -> pd.Categorical:
+    """Whole numbers or texts [n] as text: each different one once, and which one a sample has."""
+    import pandas as pd
 
-    texts: list[str]
-    number: Ints  # [n], in `texts`
+    return pd.Categorical(values).rename_categories(str)
 
-    @staticmethod
-    def from_texts(labels: NDArray[Any] | Sequence[str]) -> Labels:
-        """Labels that are whole numbers in an array, or texts."""
-        if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
-            values, number = np.unique(labels, return_inverse=True)
-            return Labels(values.astype(str).tolist(), number)
-        texts: list[str] = labels.tolist() if isinstance(labels, np.ndarray) else [*labels]
-        different = [*dict.fromkeys(texts)]
-        return Labels(different, Labels(texts, np.arange(len(texts))).among(different))
 
-    def among(self, names: Sequence[str]) -> Ints:
-        """The position of each label in `names`, [n]; -1 if it is not there."""
-        position = {name: i for i, name in enumerate(names)}
-        return np.array([position.get(text, -1) for text in self.texts], np.int64)[self.number]
+def positions(labels: pd.Categorical, names: Sequence[str]) -> Ints:
+    """The position of each label in `names`, [n]; -1 if it is not there."""
+    numbers: Ints = labels.set_categories(names).codes.astype(np.int64)
+    return numbers
 
-    def first(self, wrong: Callable[[str], object]) -> int | None:
-        """The first sample with a label that is `wrong`; None if there is none."""
-        numbers = [i for i, text in enumerate(self.texts) if wrong(text)]
-        return int(np.isin(self.number, numbers).argmax()) if numbers else None
+
+def first(labels: pd.Categorical, wrong: Callable[[str], object]) -> int | None:
+    """The first sample with a label that is `wrong`; None if there is none."""
+    is_wrong = labels.isin([text for text in labels.categories if wrong(text)])
+    return int(is_wrong.argmax()) if is_wrong.any() else None
 
 
 def classified(
-    labels: Sequence[Labels],
+    labels: Sequence[pd.Categorical],
     sources: Sequence[str],
     at: Callable[[int], str],
     names: Sequence[str] | None = None,
@@ -184,19 +203,18 @@ def classified(
     UserError for fewer than two classes, for measurements and identifiers in place of classes, and
     for test labels that no training sample has.
     """
-    classes, n = set(labels[0].texts), len(labels[0].number)
-    i = labels[0].first(lambda text: re.fullmatch(FRACTION, text.strip()))
+    classes, n = [*labels[0].remove_unused_categories().categories], len(labels[0])
+    i = first(labels[0], lambda text: re.fullmatch(FRACTION, text.strip()))
     if i is not None:
-        text = labels[0].texts[labels[0].number[i]]
         raise UserError(
-            f"{sources[0]} is {text!r} in {at(i)}, a measurement; allowed: whole numbers or text "
-            f"(with {len(classes)} different values it looks like a regression target: of a table, "
-            "name the column in `target` in place of `label`; arrays have floats; and choose a "
-            "loss for it, such as mse)"
+            f"{sources[0]} is {labels[0][i]!r} in {at(i)}, a measurement; allowed: whole numbers "
+            f"or text (with {len(classes)} different values it looks like a regression target: of "
+            "a table, name the column in `target` in place of `label`; arrays have floats; and "
+            "choose a loss for it, such as mse)"
         )
     if len(classes) < 2:
         raise UserError(
-            f"{sources[0]} is always {shown(next(iter(classes)))}; at least 2 classes are needed"
+            f"{sources[0]} is always {shown(classes[0])}; at least 2 classes are needed"
         )
     if 2 * len(classes) > n:
         raise UserError(
@@ -206,28 +224,27 @@ def classified(
         )
     if names is None:
         whole = all(re.fullmatch(r"-?\d{1,300}", label) for label in classes)
-        names = sorted(classes, key=lambda label: (int(label), label)) if whole else sorted(classes)
+        names = sorted(classes, key=lambda label: (int(label) if whole else 0, label))
     elif sorted(names) != sorted(classes):
-        odd = sorted(set(names) ^ classes) or sorted(
-            name for name in classes if list(names).count(name) > 1
-        )
-        raise UserError(f"{sources[0]}: classes has to name each class once; not so: {listed(odd)}")
-    y = [part.among(names) for part in labels]
-    if (unknown := y[-1] < 0).any():
-        i = int(unknown.argmax())
-        text = labels[-1].texts[labels[-1].number[i]]
+        odd = {*names} ^ {*classes} or {name for name in classes if [*names].count(name) > 1}
         raise UserError(
-            f"{sources[-1]} is {shown(text)} in {at(i)}, but no training sample is",
-            allowed=listed(names, 10),
-            meant=closest(text, names),
+            f"{sources[0]}: classes has to name each class once; not so: {listed(sorted(odd))}"
         )
-    return list(names), y
+    y = [positions(part, names) for part in labels]
+    if (y[-1] < 0).any():
+        i = int((y[-1] < 0).argmax())
+        raise UserError(
+            f"{sources[-1]} is {shown(labels[-1][i])} in {at(i)}, but no training sample is",
+            allowed=listed(names, 10),
+            meant=closest(labels[-1][i], names),
+        )
+    return [*names], y
 
 
 def rows_of(
     classes: list[str],
     y: list[NDArray[Any]],
-    owners: Sequence[Labels] | Sequence[Ints] | None,
+    owners: Sequence[Any] | None,
     test_share: float | None,
     sources: Sequence[str],
 ) -> Rows:
@@ -241,7 +258,7 @@ def rows_of(
     notes, numbers, owner_names = alike("classes", classes), None, list[str]()
     if owners is not None:
         numbers, owner_names = _numbered(owners)
-        notes += alike("owners", owner_names) if isinstance(owners[0], Labels) else []
+        notes += [] if isinstance(owners[0], np.ndarray) else alike("owners", owner_names)
     if len(y) == 2:
         if test_share is not None:
             raise refusal("test_share", test_share, f"none, since {sources[-1]} is the test set")
@@ -267,14 +284,14 @@ def rows_of(
 def _numbered(owners: Sequence[Any]) -> tuple[list[Ints], list[str]]:
     """(the owners [n] and [m] by their numbers in the sorted order of their names in all parts, the
     names)."""
-    if isinstance(owners[0], Labels):
-        names = sorted({text for part in owners for text in part.texts})
-        return [part.among(names) for part in owners], names
+    import pandas as pd
+
+    values = [np.asarray(part) for part in owners]
     # int64 and uint64 have no common type of whole numbers.
-    kind = object if len({part.dtype for part in owners}) > 1 else None
-    values, number = np.unique(np.concatenate(owners, dtype=kind), return_inverse=True)
-    parts = np.split(number, np.cumsum([*map(len, owners)])[:-1])
-    return parts, [*map(str, values.tolist())]
+    kind = object if len({part.dtype for part in values}) > 1 else None
+    whole = pd.Categorical(np.concatenate(values, dtype=kind))
+    numbers = np.split(whole.codes.astype(np.int64), np.cumsum([*map(len, owners)])[:-1])
+    return numbers, [*map(str, whole.categories)]
 
 
 def targets(

@@ -213,9 +213,10 @@ class _Adding:
         """`there`: the levels. `n` [M]: the silos' samples. `said`: by silo, the norms of the parts
         of its answer."""
         leaves = flatten(schema)
-        self.total = torch.zeros(vectors.length(leaves, there), dtype=torch.int64)
         self._schema, self._there, self._by, self._n, self._said = schema, there, by, n, said
         self._parts = vectors.parts(leaves, there)
+        length = sum(size for _, size in self._parts)
+        self.total = torch.zeros(length, dtype=torch.int64)
         self._digests: dict[int, str] = {}  # by silo that has added
 
     def check(self, up: Up, client: int, _: int | None) -> Tree:

@@ -65,11 +65,6 @@ def segments(leaves: Params, there: Tensor) -> list[Segment]:
     ]
 
 
-def length(leaves: Params, there: Tensor) -> int:
-    """The numbers in the vector of a reply with these tensors; `there`: as from `together`."""
-    return sum(segment.size for segment in segments(leaves, there))
-
-
 def parts(leaves: Params, there: Tensor) -> list[tuple[Part, int]]:
     """The part of the answer to which the numbers of a vector belong, from the first to the last,
     and how many follow each other."""

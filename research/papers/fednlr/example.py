@@ -9,101 +9,57 @@ the second layer are the centres' hidden activations (eq. 2 with A = 1).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from fedml_noniid.pipelines.reporting.figures import Values
-from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
+from research.papers.settings import compared
 from research.runs import Measured
-from research.targets import Built, Target, as_printed
+from research.targets import Built, Target
 
 LR = 0.5
-CENTRES: Values = np.array([[1, 1 / 3], [1 / 3, 1]])  # [class, input]
-
-
-class Weights(NamedTuple):
-    """The network."""
-
-    hidden: Values  # [neuron, input]
-    classes: Values  # [class, neuron]
-
-
-START = Weights(CENTRES, np.array([[10 / 9, 2 / 3], [2 / 3, 10 / 9]]))
-
-
-def activations(w: Weights, x: Values) -> Values:
-    """h = max(0, W x), [neuron]."""
-    return np.maximum(w.hidden @ x, 0)
-
-
-def probabilities(w: Weights, x: Values) -> Values:
-    """p = softmax(V h), [class]."""
-    scores = np.exp(w.classes @ activations(w, x))
-    return np.asarray(scores / scores.sum())
-
-
-def trained(client: int, nlr_rates: bool = False) -> Weights:
-    """The network after a step of `client` (0 or 1) on the centre of its class, with FedNLR's or
-    equal rates."""
-    w, x = START, CENTRES[client]
-    h, error = activations(w, x), probabilities(w, x) - np.eye(2)[client]  # dCE/dscores
-    gradients = Weights(np.outer((w.classes.T @ error) * (h > 0), x), np.outer(error, h))
-    means = Weights(h, w.classes @ h)
-    factors = [
-        rates(mean, depth) if nlr_rates else np.ones(2) for depth, mean in enumerate(means, start=1)
-    ]
-    return Weights(
-        *(old - LR * f[:, None] * g for old, f, g in zip(w, factors, gradients, strict=True))
-    )
-
-
-def rates(mean: Values, depth: int) -> Values:
-    """The factors of the neurons of a layer, the first or the second of 2 (eqs.
-
-    15-17), from their activations [2].
-    """
-    method = FedNLR()
-    return np.asarray(
-        method.factors(torch.from_numpy(mean), method.ratio(depth, 2, len(mean))).numpy()
-    )
+CENTRES = torch.tensor([[1, 1 / 3], [1 / 3, 1]], dtype=torch.float64)  # [class, input]
+START = (CENTRES, CENTRES @ CENTRES.T)  # [neuron, input], [class, neuron]
 
 
 def example_network(target: Target, measured: Measured) -> Built:
-    """Figure 1: the network of example 1 on the server and after one step on each client, with the
-    numbers of eq. 9."""
+    """Figure 1: activations and probabilities on class 2, on the server and after one step on
+    client 1, with the numbers of eq. 9."""
     assert target.reported is not None
-    x = CENTRES[1]
-    models = {"before": START, "FedAvg": trained(0), "FedNLR": trained(0, nlr_rates=True)}
-    values = {name: [*activations(w, x), *probabilities(w, x)] for name, w in models.items()}
-    table = [["", "before", "after client 1, FedAvg", "change", "after client 1, FedNLR", "change"]]
-    agree = 0
-    for index, (title, printed) in enumerate(target.reported["rows"].items()):
-        before, after, nlr = (float(values[name][index]) for name in ("before", "FedAvg", "FedNLR"))
-        agree += sum(
-            f"{ours:.2f}" == f"{theirs:.2f}"
-            for ours, theirs in zip((before, after), printed, strict=True)
-        )
-        table.append(
-            [
-                title,
-                f"{before:.3f} ({as_printed(printed[0])})",
-                f"{after:.3f} ({as_printed(printed[1])})",
-                f"{after - before:+.3f}",
-                f"{nlr:.3f}",
-                f"{nlr - before:+.3f}",
-            ]
-        )
-    down = {name: values[name][1] - values["before"][1] for name in ("FedAvg", "FedNLR")}
-    sentences = (
-        (
-            f"{agree} of {2 * len(target.reported['rows'])} numbers are those that eq. 9 "
-            "prints, to "
-            "two decimals."
-        ),
-        f"The neuron that is bound to class 2 changes by {down['FedAvg']:+.4f} with FedAvg and by "
-        f"{down['FedNLR']:+.4f} with FedNLR.",
-    )
-    return Built(table, {"csv": as_csv(table[0], table[1:])}, sentences)
+    cells: dict[tuple[str, str], tuple[str, str]] = {}
+    rows, models = target.reported["rows"], (START, trained(False), trained(True))
+    for title, start, plain, scaled in zip(rows, *map(on_class_2, models), strict=True):
+        texts = {
+            "before": f"{start:.2f}",
+            "after client 1": f"{plain:.2f}",
+            "change": f"{plain - start:+.4f}",
+            "after client 1, FedNLR": f"{scaled:.2f}",
+            "change, FedNLR": f"{scaled - start:+.4f}",
+        }
+        cells |= {
+            (title, c): (text, str(target.printed(title, c, ""))) for c, text in texts.items()
+        }
+    return compared(cells, "numbers")
+
+
+def on_class_2(layers: Sequence[Tensor]) -> list[float]:
+    """[h_1, h_2, p_1, p_2] at the centre of class 2: h = max(0, W x), p = softmax(V h)."""
+    h = F.relu(layers[0] @ CENTRES[1])
+    return [*h.tolist(), *F.softmax(layers[1] @ h, 0).tolist()]
+
+
+def trained(has_nlr_rates: bool) -> list[Tensor]:
+    """The layers after a step of client 1 on the centre of its class, with FedNLR's or equal
+    rates (eqs. 15-17)."""
+    layers = [layer.clone().requires_grad_() for layer in START]
+    h = F.relu(layers[0] @ CENTRES[0])
+    means, method = (h, layers[1] @ h), FedNLR()
+    gradients = torch.autograd.grad(F.cross_entropy(means[1], torch.tensor(0)), layers)
+    rates = [
+        method.factors(mean.detach(), method.ratio(depth, 2, 2)) if has_nlr_rates else torch.ones(2)
+        for depth, mean in enumerate(means, start=1)
+    ]
+    return [w - LR * f[:, None] * g for w, f, g in zip(START, rates, gradients, strict=True)]

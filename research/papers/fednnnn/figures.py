@@ -1,4 +1,4 @@
-"""The paper's curves with what they say about its claims, and the tables of its networks.
+"""FedNNNN's curves with what they say about the paper's claims, and the tables of its networks.
 
 `accuracy`, `norms` and `path` are `curves` (research/papers/curves.py) with more words.
 `norms` has two panels, N and E, and takes `claim`, a line, and `against`, the lines that it is
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,10 @@ from fedml_noniid.models.forward import Forward
 from fedml_noniid.models.layers import BatchNorm, Conv, Flatten, Linear, MaxPool, ReLU
 from fedml_noniid.models.stacked import Stacked
 from fedml_noniid.pipelines.reporting.figures import Values
-from fedml_noniid.pipelines.reporting.text import as_csv
 from research.papers import curves
 from research.papers.curves import Line, Panels
 from research.papers.pictures import extremes
-from research.papers.settings import NONE
+from research.papers.settings import NONE, compared
 from research.runs import Measured
 from research.targets import Built, Target
 
@@ -88,39 +87,60 @@ def _late(_: Mapping[str, Any], panels: Panels) -> Iterator[str]:
 
 def network(target: Target, measured: Measured) -> Built:
     """The layers of a network with their numbers of parameters, in brackets what the paper says
-    where it differs."""
-    counted, reported = _layers(target), target.reported or {"rows": {}, "columns": []}
-    columns, titles = list(reported["columns"]), list(reported["rows"])
-    kinds = [re.sub(r" \(\d+\)$|\d+$", "", title) for title in titles]  # without a number
-    if kinds != [layer.kind for layer in counted]:
-        layers = ", ".join(layer.kind for layer in counted)
+    where it differs.
+
+    UserError if the paper's layers are others.
+    """
+    assert target.reported is not None
+    titles, columns = list(target.reported["rows"]), [*target.reported["columns"], "Parameters"]
+    layers = list(_layers(target.spec))
+    names = [re.sub(r" \(\d+\)$|\d+$", "", title) for title in titles]  # without a number
+    if names != [name for name, *_ in layers]:
         raise UserError(
             f"{target.id}: the rows of reported.yaml are {', '.join(titles)}; the network has "
-            f"{layers}"
+            f"{', '.join(name for name, *_ in layers)}"
         )
-    lines, other, entries = [["", *columns, "Parameters"]], [], 0
-    for title, layer in zip(titles, counted, strict=True):
-        cells = []
-        for column, ours, theirs in zip(columns, layer.cells, reported["rows"][title], strict=True):
-            differs = theirs is not None and str(theirs) != ours
-            entries += theirs is not None
-            other += [f"{title}, {column}"] * differs
-            cells.append(f"{ours} ({theirs})" if differs else ours)
-        lines.append([title, *cells, f"{layer.parameters:,}" if layer.parameters else NONE])
-    total = sum(layer.parameters for layer in counted)
-    title, largest = max(zip(titles, counted, strict=True), key=lambda pair: pair[1].parameters)
-    sentences = (
-        f"{entries - len(other)} of the {entries} entries that the paper prints are this network's"
-        f"{'; not: ' + '; '.join(other) if other else ''}.",
-        f"{total:,} parameters, which the paper does not count; {title} has "
-        f"{100 * largest.parameters / total:.0f} % "
-        "of them.",
-    )
-    numbers = [
-        [title, *layer.cells, layer.parameters]
-        for title, layer in zip(titles, counted, strict=True)
-    ]
-    return Built(lines, {"csv": as_csv(["layer", *columns, "parameters"], numbers)}, sentences)
+    cells = {}
+    for title, (_, *texts) in zip(titles, layers, strict=True):
+        for column, text in zip(columns, texts, strict=True):
+            cells[title, column] = text, str(target.printed(title, column) or "")
+    return compared(cells, "entries")
+
+
+def _layers(spec: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """(the paper's name without a number, input, output, kernel, stride, parameters) of each layer,
+    measured on one sample."""
+    net = models.build(str(spec["model"]), tuple(spec["shape"]), int(spec["classes"]))
+    assert isinstance(net, Stacked), "all networks for images are"
+    params, buffers = net.init(torch.Generator().manual_seed(0))
+    run, x = Forward(params, buffers, train=False), torch.zeros(1, *spec["shape"])
+    yield "Input", NONE, _size(x), NONE, NONE, NONE
+    flat = normalised = ""  # the shape behind a flattening, parameters of a batch norm
+    for block in (*net.blocks, net.head):
+        before, x = x, block(run, x)
+        own = f"{sum(params[name].numel() for name in getattr(block, 'names', ())):,}"
+        match block:
+            case Conv(kernel=size, stride=stride):
+                yield "Conv", _size(before), _size(x), str(size), str(stride), own
+            case MaxPool(size=size):
+                yield "Maxpool", _size(before), _size(x), str(size), str(size), NONE
+            case BatchNorm():
+                normalised = own
+            case ReLU():  # one row of the paper has the batch norm before it, too
+                name = "BN+ReLU" if normalised else "ReLU"
+                yield name, NONE, NONE, NONE, NONE, normalised or NONE
+                normalised = ""
+            case Flatten():
+                flat = " * ".join(str(n) for n in before.shape[1:])
+            case Linear():
+                yield "Fc", flat or str(block.n_in), str(block.n_out), NONE, NONE, own
+                flat = ""
+
+
+def _size(x: torch.Tensor) -> str:
+    """(channels, width, height) of a batch [1, channels, height, width]."""
+    _, channels, height, width = x.shape
+    return f"({channels}, {width}, {height})"
 
 
 def _first(line: Line, level: float) -> str:
@@ -141,60 +161,3 @@ def _compared(claim: str, ours: Values, other: str, theirs: Values) -> str:
             "times in the second"
         )
     return text
-
-
-class _Layer(NamedTuple):
-    kind: str  # as the paper names it, without a number
-    cells: tuple[str, str, str, str]  # input, output, kernel, stride
-    parameters: int = 0
-
-
-def _layers(target: Target) -> list[_Layer]:
-    """What the paper lists of a network, measured on one sample.
-
-    UserError for a network with other blocks.
-    """
-    shape = tuple(int(n) for n in target.spec["shape"])
-    net = models.build(str(target.spec["model"]), shape, int(target.spec["classes"]))
-    assert isinstance(net, Stacked), "all networks for images are"
-    params, buffers = net.init(torch.Generator().manual_seed(0))
-    run, x = Forward(params, buffers, train=False), torch.zeros(1, *shape)
-    layers = [_Layer("Input", (NONE, _size(x), NONE, NONE))]
-    flattened = ""
-    normalised = 0  # parameters of a batch norm, which the paper lists with the ReLU behind it
-    for block in (*net.blocks, net.head):
-        before, x = x, block(run, x)
-        if isinstance(block, Conv):
-            cells = (_size(before), _size(x), str(block.kernel), str(block.stride))
-            layers.append(_Layer("Conv", cells, _count(params, block.name)))
-        elif isinstance(block, BatchNorm):
-            normalised = _count(params, block.name)
-        elif isinstance(block, ReLU):
-            layers.append(_Layer("BN+ReLU" if normalised else "ReLU", (NONE,) * 4, normalised))
-            normalised = 0
-        elif isinstance(block, MaxPool):
-            layers.append(
-                _Layer("Maxpool", (_size(before), _size(x), str(block.size), str(block.size)))
-            )
-        elif isinstance(block, Flatten):
-            flattened = " * ".join(str(n) for n in before.shape[1:])
-        elif isinstance(block, Linear):
-            cells = (flattened or str(block.n_in), str(block.n_out), NONE, NONE)
-            layers.append(_Layer("Fc", cells, _count(params, block.name)))
-            flattened = ""
-        else:
-            raise UserError(
-                f"{target.id}: model {net.name!r} is refused; allowed: one of layers that the "
-                "paper uses"
-            )
-    return layers
-
-
-def _size(x: torch.Tensor) -> str:
-    """(channels, width, height) of a batch [1, channels, height, width]."""
-    _, channels, height, width = x.shape
-    return f"({channels}, {width}, {height})"
-
-
-def _count(params: Mapping[str, torch.Tensor], block: str) -> int:
-    return sum(leaf.numel() for name, leaf in params.items() if name.rpartition(".")[0] == block)

@@ -19,7 +19,6 @@ from fedml_noniid.data.types import Ints
 from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
-from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.pipelines.reporting.text import as_csv
 from research.papers.pictures import bars, panels, png
 from research.runs import ClientSamples, Measured
@@ -116,12 +115,7 @@ def refinement(target: Target, measured: Measured) -> Built:
     for axes, client in zip(grid, refined.values(), strict=True):
         names = [f"{name}\n{n}" for name, n in zip(client.classes, client.samples, strict=True)]
         heights = {"before": client.before.tolist(), "after": client.after.tolist()}
-        bars(
-            axes,
-            names,
-            {when: [Spread(x, None, 1) for x in values] for when, values in heights.items()},
-            (COLOURS[5], COLOURS[0]),
-        )
+        bars(axes, names, heights, (COLOURS[5], COLOURS[0]))
         axes.tick_params(axis="x", labelsize=8)
         axes.set_ylim(0, 1)
     lines = [

@@ -28,17 +28,16 @@ def masked(own: list[X25519PrivateKey], request: Request, numbers: torch.Tensor)
     return found
 
 
-@pytest.mark.parametrize("silos", [2, 4, 12, 20])
+@pytest.mark.parametrize("silos", [2, 4, 12])
 def test_the_sum_of_a_set_is_that_of_the_numbers(silos: int) -> None:
     """Also beyond a piece of the stream, and where sums pass 2^63."""
     own, request = parties(silos)
     generator = torch.Generator().manual_seed(silos)
     numbers = torch.randint(-(2**62), 2**62, (silos, PIECE + 5), generator=generator)
-    found = masked(own, request, numbers)
-    assert torch.equal(found.sum(0), numbers.sum(0))
+    hidden = masked(own, request, numbers)
+    assert torch.equal(hidden.sum(0), numbers.sum(0))
     for k in range(silos):  # the sum without one silo is that of nothing
-        others = [j for j in range(silos) if j != k]
-        assert not (found[others].sum(0) == numbers[others].sum(0)).any()
+        assert not (hidden.sum(0) - hidden[k] == numbers.sum(0) - numbers[k]).any()
 
 
 def test_masked_numbers_look_random() -> None:
@@ -53,27 +52,22 @@ def test_masked_numbers_look_random() -> None:
 def test_no_stream_serves_twice() -> None:
     """Another attempt, question, set, run, study, exchange, n or key of anyone has other masks."""
     own, request = parties(3)
-    zeros = torch.zeros(64, dtype=torch.int64)
     other = X25519PrivateKey.from_private_bytes(bytes([9]) * 32).public_key().public_bytes_raw()
     changes = [{"run": "b"}, {"study": "e"}, {"number": 8}, {"run": EXCHANGE.run + "f"}]
-    others = [EXCHANGE._replace(**change) for change in changes]
-    changed = [
+    requests = [
+        request,
         request._replace(attempt=1),
         request._replace(question="questions"),
         request._replace(samples=(40, 41, 43)),
         request._replace(levels=b"\0\1"),
         request._replace(keys=(*request.keys[:2], other)),
         request._replace(clients=(0, 1), samples=(40, 41), keys=request.keys[:2]),
-        *(request._replace(exchange=one) for one in others),
+        *(request._replace(exchange=EXCHANGE._replace(**change)) for change in changes),
     ]
-    seen = []
-    for one in (request, *changed):
-        row = zeros.clone()
-        masks.mask(row, own[0], 0, one)
-        seen.append(row)
-    for i, row in enumerate(seen):
-        for other_row in seen[:i]:
-            assert not (row == other_row).any()
+    rows = torch.zeros(len(requests), 64, dtype=torch.int64)
+    for row, changed in zip(rows, requests, strict=True):
+        masks.mask(row, own[0], 0, changed)
+    assert all(column.unique().numel() == len(requests) for column in rows.T)
 
 
 @pytest.mark.parametrize("key", [bytes(32), bytes([1]) + bytes(31), b"short"])

@@ -62,7 +62,7 @@ def test_the_sum_of_vectors_is_that_of_replies(
     own = [vectors.levels(leaves) for leaves in flat]
     there = vectors.together(torch.stack(own))
     parts = [vectors.packed(*one, by, sum(N), there, 4) for one in zip(flat, own, strict=True)]
-    assert {len(part) for part in parts} == {vectors.length(flat[0], there)}
+    assert {len(part) for part in parts} == {sum(size for _, size in vectors.parts(flat[0], there))}
     found = vectors.sums(torch.stack(parts).sum(0), replies[0], by, there, whole["n"])
     ones = len(plain) == 2
     omega = torch.ones(4) if ones else whole["n"]
