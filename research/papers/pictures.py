@@ -77,6 +77,7 @@ def bars(
             color=colours[index],
             label=name,
             capsize=3,
+            ecolor="grey",  # seen on black bars too
         )
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(visible=False, axis="x")
