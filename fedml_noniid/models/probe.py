@@ -366,7 +366,7 @@ def _torch_step(
                 f"logits {wanted}, one for each class (of tokens: {[*wanted, 'V']})",
             )
         if train:
-            _loss(logits, batch).backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+            _loss(logits, batch).backward()  # type: ignore[no-untyped-call]  # untyped in torch
     if not torch.equal(x, batch.x):
         raise _refused(network, "its forward changes the samples", "a forward that leaves them")
     _check_parameters(network, module, batch)

@@ -78,7 +78,7 @@ class Feature(NamedTuple):
         if self.fill is not None:
             cells = _filled(cells, self.fill)
         if self.categories is None:
-            return cells.reshape(-1, 1)  # type: ignore[no-any-return]  # an array
+            return cells.reshape(-1, 1)  # type: ignore[no-any-return]  # untyped in pandas
         number = user_data.positions(cells, self.categories)[:, None]
         columns: NDArray[Any] = number == np.arange(len(self.categories))
         return columns.astype(np.float32)
