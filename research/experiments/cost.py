@@ -21,6 +21,5 @@ class CpuSeconds(Callback):
 
     def measure(self, end: object) -> dict[str, float]:
         """The seconds since the last call."""
-        now = time.process_time()
-        spent, _since[0] = now - _since[0], now
-        return {"cpu_seconds": spent}
+        before, _since[0] = _since[0], time.process_time()
+        return {"cpu_seconds": _since[0] - before}

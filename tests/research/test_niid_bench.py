@@ -55,9 +55,14 @@ def test_the_draws_of_the_page_are_those_of_the_codes() -> None:
 
 def test_the_network_has_the_weights_that_the_papers_code_counts() -> None:
     for shape, expected in (((3, 32, 32), 62_006), ((1, 28, 28), 44_426)):
-        one = function_of("model", "niid_bench:LeNet", {})(10, shape)
+        one, last = (
+            function_of("model", f"niid_bench:{name}", {})(10, shape)
+            for name in ("LeNet", "LeNetChannelsLast")
+        )
         assert sum(leaf.numel() for leaf in one.parameters()) == expected
-        assert one(torch.zeros(2, *shape)).shape == (2, 10)
+        last.load_state_dict(one.state_dict())
+        x = torch.rand(2, *shape)
+        torch.testing.assert_close(last(x), one(x), rtol=1e-5, atol=1e-6)
 
 
 class Reference:
