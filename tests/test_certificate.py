@@ -174,6 +174,7 @@ MISTAKES = {
     ),
     "sends what its ranges refuse": (
         """
+    needs: ClassVar[Needs] = Needs(loss=True)
     ranges: ClassVar[dict] = {"z": Range(0, 1)}
 
     def gradient_term(self, w, client):

@@ -398,6 +398,7 @@ def reads_what_it_needs(recipe: str, settings: Settings) -> None:
     read = {
         "local_set": needs.local_set,
         "gradient": needs.gradient,
+        "loss": needs.loss,
         # A shared part of it is read by the runtime.
         "public": needs.public in (Public.UNLABELLED, Public.LABELLED) and not needs.shared,
     }

@@ -160,9 +160,8 @@ class Algorithm:
     @property
     def per_sample(self) -> Component | None:
         """The component that takes the gradient of each sample, if one does."""
-        owned = Exclusive.SAMPLE_GRADIENTS
         mine = (c for c in self.components if overrides(c, "sample_gradients"))
-        return next((c for c in mine if owned in c.exclusive), None)
+        return next((c for c in mine if Exclusive.SAMPLE_GRADIENTS in c.exclusive), None)
 
     def packing(self, job: str) -> Packing | None:
         """How updates travel in the answers to a job; None: as they are."""
@@ -177,8 +176,11 @@ class Algorithm:
     @property
     def leak(self) -> str:
         """How the recipe uses the test set, in words; "" if it does not."""
-        leaking = [c.name for c in self.components if c.needs.public is Public.TEST_SET]
-        return "; ".join(f"{name} trains on the test set" for name in leaking)
+        return "; ".join(
+            f"{c.name} trains on the test set"
+            for c in self.components
+            if c.needs.public is Public.TEST_SET
+        )
 
     @property
     def exchanges(self) -> Exchanges:
@@ -368,7 +370,6 @@ def _limits(c: Component, setting: Setting) -> list[tuple[bool, str, str]]:
     """(whether it holds, what is wrong with a component here, what is allowed) of every rule."""
     needs, silos = c.needs, setting.deployed
     split = bool({HEAD, BODY} & needs.personal)
-    without_samples = setting.no_sample_gradients
     return [
         (
             overrides(c, "finish") and not overrides(c, "exchanges"),
@@ -387,8 +388,8 @@ def _limits(c: Component, setting: Setting) -> list[tuple[bool, str, str]]:
             "with Needs(replies=Replies.MODELS)",
         ),
         (
-            bool(without_samples) and Algorithm((c,)).per_sample is not None,
-            f"takes the gradient of each sample by itself, and {without_samples}",
+            bool(setting.no_sample_gradients) and Algorithm((c,)).per_sample is not None,
+            f"takes the gradient of each sample by itself, and {setting.no_sample_gradients}",
             "a network without batch norms, dropout and recurrent layers",
         ),
         (
@@ -495,7 +496,7 @@ def _hides(c: Component, unit: str) -> bool:
 
 def _exposed(a: Component, b: Component) -> str:
     """Why `b` would tell what the noise of `a` hides; "" if it would not."""
-    others = b.needs.local_set or b.needs.gradient or overrides(b, "own_model")
+    others = b.needs.local_set or b.needs.gradient or b.needs.loss or overrides(b, "own_model")
     if _hides(a, "sample") and (others or overrides(b, "choose")):
         return (
             f"{a.name!r} hides each sample by noise in the gradients of local training, and "

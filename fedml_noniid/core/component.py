@@ -152,6 +152,7 @@ class Needs:
     personal_first: int = 0
     whole_models: bool = False  # whole models outside of the clients' local training
     gradient: bool = False  # `g` of `gradient_point`: one more gradient in every step
+    loss: bool = False  # `trace.loss` of local training
     features: bool = False  # the input of the classifier
     classifier: bool = False  # the classifier's parameters, by themselves or on the server
     activations: bool = False  # `task.activations`
@@ -267,7 +268,7 @@ class Trace(NamedTuple):
     params: Params  # w_k
     buffers: Params
     steps: Tensor  # 0-d, steps taken
-    loss: Tensor  # 0-d, mean over the steps
+    loss: Tensor  # 0-d, mean over the steps, for methods that declare `Needs(loss=True)`
     optimizer: Tree  # its state after the last step
     planned: int  # the most steps that a client of this batch of clients takes
 

@@ -31,6 +31,7 @@ from fedml_noniid.core.component import (
 from fedml_noniid.core.contract import call
 from fedml_noniid.core.data import Batch
 from fedml_noniid.core.optimizers import Optimizer
+from fedml_noniid.core.options import RecipeError
 from fedml_noniid.core.randomness import identity
 from fedml_noniid.core.task import Output, Task
 from fedml_noniid.core.trees import Params, Tree, add, combined, leading, scale, select
@@ -42,7 +43,15 @@ Objective = Callable[[Params, Params, Batch], tuple[Tensor, Output | None]]
 # this step
 Gradient = Callable[[Params, Tree, Batch], tuple[Params, Tree]]
 Update = Callable[[Params, Tree, Params], tuple[Params, Tree]]  # as `Optimizer.step`
-NO_GRADIENT = "g is there for methods that declare Needs(gradient=True)"
+NO_GRADIENT = absent("g is there for methods that declare Needs(gradient=True)")
+
+
+class _WithoutLoss(Trace):
+    """What a component that does not need the loss sees of local training."""
+
+    @property
+    def loss(self) -> Tensor:
+        raise RecipeError("trace.loss is there for methods that declare Needs(loss=True)")
 
 
 class Descent(NamedTuple):
@@ -183,9 +192,8 @@ def started(algorithm: Algorithm, views: Views) -> tuple[Tree, Params]:
 
 def shifted(algorithm: Algorithm, views: Views, w: Params, g: Params) -> Params:
     """The parameters at which the gradient is taken, without those that stay as they are in w."""
-    bare = absent(NO_GRADIENT)
     points = {
-        c: call(c, "gradient_point", w, g if c.needs.gradient else bare, view)
+        c: call(c, "gradient_point", w, g if c.needs.gradient else NO_GRADIENT, view)
         for c, view in views.items()
     }
     return algorithm.owned(Exclusive.GRADIENT_POINT, points) or {}
@@ -276,7 +284,10 @@ def ended(
         planned,
     )
     return trace, {
-        c.name: _completed(call(c, "report", trace, view), view) for c, view in views.items()
+        c.name: _completed(
+            call(c, "report", trace if c.needs.loss else _WithoutLoss(*trace), view), view
+        )
+        for c, view in views.items()
     }
 
 

@@ -35,7 +35,7 @@ BEFORE, ROUND, AFTER, TESTED = (
     "after each round that is tested",
 )
 HEADS = (wire.Hello, wire.Welcome, wire.Task, wire.Answer, wire.Refusal, wire.Entry)
-# What tensors are that no method makes, by the first part of their names or by the whole name.
+# What tensors are that no method makes, by the first parts of their names.
 DOWN = {
     "params": "the parameters of a model",
     "buffers": "the running statistics of a model",
@@ -149,7 +149,7 @@ def _what(algorithm: Algorithm, when: str, job: str, key: str, up: bool) -> str:
         known = UP if up else DOWN
         by = algorithm.components if up and is_training and part == "deltas" else ()
         changed = [_words(c, "leaving") for c in by if overrides(c, "leaving")]
-        return "; ".join([known.get(key) or known[part], *changed])
+        return "; ".join([next(known[k] for k in known if f"{key}/".startswith(f"{k}/")), *changed])
     if up:
         return _words(component, "report" if is_training else "answer")
     if is_training:

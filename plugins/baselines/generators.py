@@ -29,7 +29,7 @@ class LabelCounts(Component):
     def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""
         counts = client.local_set.class_counts(client.task.network.n_classes)
-        return Answer({"counts": counts.to(trace.loss.dtype)})
+        return Answer({"counts": counts.to(next(iter(trace.params.values())).dtype)})
 
 
 def init(

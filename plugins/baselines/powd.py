@@ -106,7 +106,7 @@ class RPowD(_PowerOfChoice):
     """Trains the candidates whose losses in their last training were the highest."""
 
     name: ClassVar[str] = "rpowd"
-    needs: ClassVar[Needs] = Needs(replies=Replies.SCALARS)
+    needs: ClassVar[Needs] = Needs(loss=True, replies=Replies.SCALARS)
 
     def init_server(self, server: Server) -> Tree:
         return {"F": server.keys.new_full((server.n_clients,), math.inf, dtype=torch.float64)}

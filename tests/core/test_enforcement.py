@@ -72,6 +72,10 @@ def reads_gradient(self: Component, w: Tree, g: Tree, client: Client) -> Tree:
     return add(w, g)
 
 
+def reads_loss(self: Component, trace: Trace, client: Client) -> Answer:
+    return Answer({"loss": trace.loss})
+
+
 PUBLIC = Needs(public=Public.UNLABELLED)
 # What a hook reads, the need that allows it, and what is said without it.
 READS = [
@@ -83,6 +87,7 @@ READS = [
     ),
     ("prepare", reads_public, PUBLIC, r"client\.public .*Needs\(public=\.\.\.\)"),
     ("step", reads_public_on_the_server, PUBLIC, r"server\.public .*Needs\(public=\.\.\.\)"),
+    ("report", reads_loss, Needs(loss=True), r"trace\.loss .*Needs\(loss=True\)"),
     ("gradient_point", reads_gradient, Needs(gradient=True), r"^g .*Needs\(gradient=True\)"),
 ]
 
@@ -100,7 +105,7 @@ def test_what_is_read_must_be_declared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the component itself: what another one declares does not help."""
-    everything = Needs(local_set=True, public=Public.LABELLED, gradient=True)
+    everything = Needs(local_set=True, public=Public.LABELLED, gradient=True, loss=True)
     declares = type("Declares", (Component,), {"name": "declares", "needs": everything})
     monkeypatch.setitem(METHODS, "declares", dataclass(frozen=True)(declares))
     owned = frozenset({OWNS[hook]} if hook in OWNS else ())

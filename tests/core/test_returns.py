@@ -220,7 +220,7 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("prepare", lambda self, client: None, "None; allowed: a dict of tensors", {}),
     ("report", lambda self, trace, client: {"w": trace.params}, "{'w': .*allowed: an Answer", {}),
     ("report", lambda *_: Answer(upload={"n": 3}), "Answer of {'upload': {'n': int 3}}; all", {}),
-    ("report", lambda self, trace, client: Answer(memory={"h": trace.loss}), ".*`init_client`", {}),
+    ("report", lambda _, trace, client: Answer(memory={"h": trace.steps}), ".*`init_client`", {}),
     ("report", lambda self, trace, client: None, AN_ANSWER, {}),
     ("report", lambda self, trace, client: Answer(params=trace.params), ANY, {}),
     ("broadcast", lambda self, server: None, "None; allowed: a dict of tensors", {}),

@@ -33,8 +33,9 @@ from tests.recipe_table import DEPLOYED
 TIMES = (disclosure.BEFORE, disclosure.ROUND, disclosure.AFTER, disclosure.TESTED)
 SUM, CHECK = "sum", "check"
 # The others are slow: together they take as long as many files of tests. One of each kind is here:
-# asks of some silos, before round 1, after the last, tests, rows of silos, sums in float64.
-FEW = ("fedavg", "scaffold+fnr", "rfedavg_plus", "ccvr", "fedbn", "fedgen", "fed3r")
+# asks of some silos, before round 1, after the last, tests of two models, rows of silos, sums in
+# float64.
+FEW = ("fedavg", "scaffold+fnr", "rfedavg_plus", "ccvr", "fedbn+fednnnn", "fedgen", "fed3r")
 Told = Mapping[str, Any]  # or a part of it
 Frames = tuple[list[bytes], list[bytes]]  # that the server has read from a silo, and written
 
@@ -170,7 +171,7 @@ class Curious(Scaffold):
 
     def report(self, trace: Trace, client: Client) -> Answer:
         answer = super().report(trace, client)
-        labels = trace.loss.new_zeros(client.task.network.n_classes)
+        labels = trace.steps.new_zeros(client.task.network.n_classes)
         return answer._replace(upload=answer.upload | {"labels": labels})
 
 
