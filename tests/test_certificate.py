@@ -261,7 +261,8 @@ def test_our_own_methods_are_certified(method: str) -> None:
             check.run(case)
         except NotTriedError:
             not_tried.add(name)
-    assert len(not_tried) < len(CHECKS) / 2
+    # Without clients there are no silos, no wire and no batches of clients to try.
+    assert method == "centralised" or len(not_tried) < len(CHECKS) / 2
     assert not_tried.isdisjoint({"entry", "acts", "state", "draws", "needs", "parity-float64"})
 
 
