@@ -54,10 +54,10 @@ def check(root: Root = Path()) -> None:
         "scenario": len(settings.scenario_names),
         "seed": len(settings.seeds),
     }
-    product = " x ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
     typer.echo(
-        f"params.yaml is right: {product} = {len(settings.units())} trainings of "
-        f"{settings.train.rounds} rounds"
+        "params.yaml is right: "
+        + " x ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+        + f" = {len(settings.units())} trainings of {settings.train.rounds} rounds"
     )
     for note in notes:
         typer.echo(f"note: {note}")
@@ -83,8 +83,10 @@ def partition(root: Root = Path()) -> None:
     )
     if pictures:
         typer.echo("\n" + textwrap.fill(f"Heat maps: {', '.join(map(str, pictures))}", WIDTH))
-    sentences = scenarios.in_words(rows, settings)
-    lines = (textwrap.fill(sentence, WIDTH, break_on_hyphens=False) for sentence in sentences)
+    lines = (
+        textwrap.fill(sentence, WIDTH, break_on_hyphens=False)
+        for sentence in scenarios.in_words(rows, settings)
+    )
     typer.echo("\n" + "\n".join(lines))
 
 
@@ -180,8 +182,9 @@ def choose(root: Root = Path(), cluster: OnCluster = None) -> None:
     from fedml_noniid.core.errors import located
     from fedml_noniid.pipelines.experiment import config, search
 
+    settings = config.load(workspace.root)
     with located(source=config.FILE):
-        search.choosing(config.load(workspace.root))  # refuses before the data are prepared
+        search.choosing(settings)  # refuses before the data are prepared
     _repro(workspace, "prepare")
     from fedml_noniid.pipelines.verbs.choose import choose as chosen
     from fedml_noniid.pipelines.verbs.repro import exclusively
@@ -203,8 +206,9 @@ def leave_one_out(root: Root = Path()) -> None:
     from fedml_noniid.pipelines.experiment import config
     from fedml_noniid.pipelines.verbs.repro import exclusively
 
+    settings = config.load(workspace.root)
     with exclusively(workspace.root):
-        typer.echo(leaving_out.of_experiment(workspace, config.load(workspace.root), True))
+        typer.echo(leaving_out.of_experiment(workspace, settings, True))
 
 
 def _repro(workspace: Workspace, stage: str | None, details: bool = False) -> None:

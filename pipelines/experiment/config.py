@@ -46,6 +46,7 @@ from fedml_noniid.own_code import (
 )
 from fedml_noniid.pipelines.experiment.scenario import SKEWS as SKEWS
 from fedml_noniid.pipelines.experiment.scenario import Scenario as Scenario
+from fedml_noniid.pipelines.experiment.workspace import refuse_without
 from fedml_noniid.plugins import registry
 
 FILE = "params.yaml"
@@ -505,6 +506,7 @@ def load(root: Path) -> Config:
     UserError with every mistake.
     """
     look_in(root)
+    refuse_without(root, FILE)
     content = read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}")
     settings = _with_records(checked(content, FILE), root / RECORDS)
     with together(source=FILE) as each:

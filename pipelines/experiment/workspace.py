@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedml_noniid.core.errors import UserError
+
 if TYPE_CHECKING:  # it imports torch
     from fedml_noniid.pipelines.experiment.config import Config
 
@@ -17,6 +19,16 @@ DVC_TAGS = {"DVC_EXP_NAME": "dvc_experiment", "DVC_EXP_BASELINE_REV": "dvc_revis
 
 DATASET = "dataset.safetensors"  # of a partition
 CLUSTER = "NONIID_CLUSTER"  # environment variable that `noniid run --cluster` sets for the stages
+
+
+def refuse_without(root: Path, *names: str) -> None:
+    """UserError if one of these is missing in the folder of an experiment."""
+    for name in names:
+        if not (root / name).exists():
+            raise UserError(
+                f"{root.resolve() / name}: is missing; `noniid init` makes the folder of an "
+                "experiment"
+            )
 
 
 @dataclass(frozen=True)

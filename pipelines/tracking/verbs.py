@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedml_noniid.core.errors import UserError
 from fedml_noniid.data.yaml_files import read_yaml
-from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.experiment.workspace import Workspace, refuse_without
 from fedml_noniid.pipelines.tracking import deployments, ui
 from fedml_noniid.pipelines.tracking import sync as syncing
 from fedml_noniid.pipelines.tracking.store import Store
@@ -56,6 +56,7 @@ def _experiment(path: Path) -> str:
 
     It is read alone, since a check of all settings imports torch, which takes seconds.
     """
+    refuse_without(path.parent, path.name)
     content = read_yaml(path)
     if "experiment" not in content:
         raise UserError(f"{path}: names no experiment; it needs `experiment: <name>`")

@@ -20,7 +20,7 @@ from fedml_noniid.core.errors import UserError, one_line
 from fedml_noniid.data.files import WRITABLE
 from fedml_noniid.data.yaml_files import read_yaml
 from fedml_noniid.pipelines.experiment import cache
-from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.experiment.workspace import Workspace, refuse_without
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.stages import plan
 from fedml_noniid.pipelines.tracking import verbs as tracking
@@ -32,9 +32,7 @@ PARAMS = "params.yaml"
 # Dependencies of stage `plan` in a checkout, beside params.yaml.
 SOURCES = ("fedml_noniid", "plugins", "pipelines", "tuned.yaml")
 KIND = "plan/machine.json"
-NEEDED = ("dvc.yaml", ".dvc")
 ANSWER, TABLE = Path("report") / "answer.txt", Path("report") / "table.txt"
-MAX_REASON = 500  # characters of what DVC says
 BEFORE_RUNS = ("plan", "prepare", "partition")  # stages without anything for MLflow
 COMMAND = "python -m fedml_noniid.pipelines.stages "  # and a stage, in dvc.yaml
 
@@ -47,11 +45,7 @@ def repro(
     The table comes before MLflow, which takes seconds. UserError.
     """
     root = workspace.root
-    for name in (PARAMS, *NEEDED):
-        if not (root / name).exists():
-            raise UserError(
-                f"{root / name}: is missing; `noniid init` makes the folder of an experiment"
-            )
+    refuse_without(root, PARAMS, "dvc.yaml", ".dvc")
     if not os.access(root, os.W_OK, effective_ids=True):
         raise UserError(f"{root}: can't be written; {WRITABLE}")
     if stage == "deploy" and stage not in _stages(root / "dvc.yaml"):
@@ -140,8 +134,7 @@ def _dvc(workspace: Workspace, is_planned: bool = False) -> Iterator[Any]:
         while (cause := error.__cause__) is not None:
             causes.append(str(cause))
             error = cause
-        reason = one_line(": ".join(causes), MAX_REASON)
-        raise UserError(f"{root / 'dvc.yaml'}: DVC: {reason}") from None
+        raise UserError(f"{root / 'dvc.yaml'}: DVC: {one_line(': '.join(causes), 500)}") from None
     finally:
         sys.path.remove(str(root))
         running.cmd_run = started
@@ -172,8 +165,9 @@ def certificate(root: Path) -> str:
     if theirs == ours:
         return "dvc.lock is the committed one: the same bits."
     if theirs.get(KIND) != ours.get(KIND):
-        kind = json.loads((root / KIND).read_text())
-        here = ", ".join(f"{name} {value}" for name, value in kind.items())
+        here = ", ".join(
+            f"{name} {value}" for name, value in json.loads((root / KIND).read_text()).items()
+        )
         return (
             "dvc.lock: the committed one was made on another kind of machine than this "
             f"({here}); bits may differ."
@@ -193,14 +187,14 @@ def _stages(path: Path) -> set[str]:
 
 
 def _hashes(lock: str) -> dict[str, str]:
-    """Path -> hash of every dependency and output of the stages."""
-    hashes = {
+    """Path -> hash of every dependency and output of the stages, but those of a checkout."""
+    return {
         part["path"]: part["md5"]
         for about in YAML(typ="safe", pure=True).load(lock)["stages"].values()
         for kind in ("deps", "outs")
         for part in about[kind]
+        if part["path"] not in SOURCES
     }
-    return {path: md5 for path, md5 in hashes.items() if path not in SOURCES}
 
 
 @contextlib.contextmanager

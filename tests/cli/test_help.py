@@ -126,14 +126,6 @@ def test_help_comes_at_once() -> None:
             "pyproject.toml: exists; allowed: another path, or --force to replace it",
         ),
         ("check --root /nowhere", "--root /nowhere: there is no such folder"),
-        (
-            "check --root tests",
-            "params.yaml: can't be read (No such file or directory); it belongs into ",
-        ),
-        (
-            "run --root tests",
-            "params.yaml: is missing; `noniid init` makes the folder of an experiment",
-        ),
         ("table --root tests", "answer.txt: is missing; `noniid run` makes the report"),
         ("ui --port http", "invalid value for '--port': Input should be a valid integer"),
     ],
@@ -143,6 +135,21 @@ def test_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert said in one_line(capsys, *words.split())
+
+
+@pytest.mark.parametrize(
+    "verb", ["check", "partition", "run", "tune", "choose", "leave-one-out", "sync"]
+)
+def test_without_an_experiment_a_verb_says_so_and_writes_nothing(
+    verb: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = f"{tmp_path}/params.yaml: is missing; `noniid init` makes the folder of an experiment"
+    assert one_line(capsys, verb) == said
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_interrupt_ends_with_130_and_a_line(

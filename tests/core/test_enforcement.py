@@ -72,10 +72,6 @@ def reads_gradient(self: Component, w: Tree, g: Tree, client: Client) -> Tree:
     return add(w, g)
 
 
-def reads_loss(self: Component, trace: Trace, client: Client) -> Answer:
-    return Answer({"loss": trace.loss})
-
-
 PUBLIC = Needs(public=Public.UNLABELLED)
 # What a hook reads, the need that allows it, and what is said without it.
 READS = [
@@ -87,7 +83,12 @@ READS = [
     ),
     ("prepare", reads_public, PUBLIC, r"client\.public .*Needs\(public=\.\.\.\)"),
     ("step", reads_public_on_the_server, PUBLIC, r"server\.public .*Needs\(public=\.\.\.\)"),
-    ("report", reads_loss, Needs(loss=True), r"trace\.loss .*Needs\(loss=True\)"),
+    (
+        "report",
+        lambda _, trace, client: Answer({"x": trace.loss}),
+        Needs(loss=True),
+        r"trace\.loss .*Needs\(loss=True\)",
+    ),
     ("gradient_point", reads_gradient, Needs(gradient=True), r"^g .*Needs\(gradient=True\)"),
 ]
 

@@ -69,10 +69,3 @@ def test_who_changes_what_a_file_holds_changes_no_other_reading(tmp_path: Path) 
     (tmp_path / "a.yaml").write_text("a: {b: 1}")
     read_yaml(tmp_path / "a.yaml")["a"]["b"] = 2
     assert read_yaml(tmp_path / "a.yaml") == {"a": {"b": 1}}
-
-
-def test_a_missing_file_says_where_it_belongs(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=f"params.yaml: can't be read .*; it belongs into {tmp_path}"
-    ):
-        config.load(tmp_path)
