@@ -189,8 +189,6 @@ def test_a_mistake_is_named(tmp_path: Path, old: str, new: str, where: str, part
 def test_a_file_that_is_not_read_as_it_looks_is_refused(
     tmp_path: Path, text: str, part: str
 ) -> None:
-    with pytest.raises(UserError, match=r"params\.yaml: can't be read"):
-        config.load(tmp_path)
     (line,) = refusals(tmp_path, text=text)
     assert "params.yaml: " in line and part in line
 
