@@ -225,8 +225,10 @@ def _axes(caller: str, over: object, options: Mapping[str, Any]) -> dict[str, li
     UserError unless `over` has lists of different values, and nothing else has them.
     """
     if not isinstance(over, Mapping):
-        allowed = "argument -> values, such as {'lr': [0.1]}"
-        raise UserError(f"{caller}: over = {shown(over)} is refused; allowed: {allowed}")
+        raise UserError(
+            f"{caller}: over = {shown(over)} is refused; allowed: argument -> values, such as "
+            "{'lr': [0.1]}"
+        )
     axes = {}
     for key, values in over.items():
         plain = settings.plain(values)

@@ -59,7 +59,8 @@ class Loss:
         if y.is_floating_point() == self.classes:
             raise UserError(
                 f"loss {name}: the targets are {'numbers, not ' if self.classes else ''}classes",
-                allowed="mse, huber, bce or next_token; classes are whole numbers or text"
+                allowed="mse, huber, bce or next_token; classes are whole numbers or text (of "
+                "one-hot rows: y.argmax(1))"
                 if self.classes
                 else "cross_entropy, or float targets",
             )

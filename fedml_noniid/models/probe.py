@@ -11,6 +11,7 @@ seed on both sides.
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ BATCH, PADDED = 4, 1  # samples of the step; those of them that are padding, whe
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 1e-1}
 MOST_EXACT = 64 << 20  # bytes of frozen parameters; float64 would take twice as much beside them
 LARGE = 100.0  # times first values: beyond a limit that a forward may set
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -299,7 +301,13 @@ def _reference(network: OwnNetwork, first: Batch, second: Batch) -> tuple[list[S
     # It may fail: such weights are no real ones.
     with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
         module.train()
-        network.apply(module, first.x.clone())
+        outputs = [network.apply(module, first.x.clone()), *(step.outputs[""] for step in steps)]
+        if all(y.min() >= 0 and y.max() <= 1 and y.any() for y in outputs):
+            LOG.warning(
+                "model %r: its outputs stay between 0 and 1, as behind a softmax or a sigmoid; the "
+                "losses cross_entropy, bce and next_token take logits",
+                network.name,
+            )
     _check_parameters(network, module, first, LARGE)
     for name, count in counts[1].items():
         if counts[0].get(name, count) != count:

@@ -169,12 +169,8 @@ def _prepared(workspace: Workspace, settings: Config) -> tuple[Dataset, bool]:
 def _deploys(dvc: Mapping[str, object], settings: Config) -> None:
     """UserError unless dvc.yaml has the stage `deploy` exactly if params.yaml has its section."""
     stage = "deploy" in (dvc.get("stages") or ())  # type: ignore[operator]  # of a file
-    section = settings.deploy is not None
-    if stage and not section:
+    if stage != (settings.deploy is not None):
+        said, has = ("missing", "the") if stage else ("set", "no")
         raise UserError(
-            f"{FILE}: deploy is missing, but dvc.yaml has the stage deploy; {config.DEPLOYS}"
-        )
-    if section and not stage:
-        raise UserError(
-            f"{FILE}: deploy is set, but dvc.yaml has no stage deploy; {config.DEPLOYS}"
+            f"{FILE}: deploy is {said}, but dvc.yaml has {has} stage deploy; {config.DEPLOYS}"
         )

@@ -23,6 +23,7 @@ from fedml_noniid.engines.packing import flatten
 from fedml_noniid.engines.plan import initial_model
 from fedml_noniid.models import build, factories
 from fedml_noniid.models.own import OwnNetwork
+from fedml_noniid.models.probe import probed
 from fedml_noniid.models.rows import OwnRow
 from fedml_noniid.models.settings import ModelSettings, build_network
 from fedml_noniid.plugins.registry import METHODS
@@ -60,6 +61,24 @@ def test_what_is_found_out(name: str, reason: str, head: str) -> None:
     assert found.draws is (name in ("Small", "Draws"))
     told = federation.simulation("fedavg", model=found).remarks.get("one_by_one", "")
     assert told.endswith(found.sequential_only) and bool(told) is bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (nn.Softmax(1), True),
+        (nn.Sigmoid(), True),
+        (nn.LogSoftmax(1), False),
+        (nn.ReLU(), False),
+        (nn.Threshold(1e9, 0), False),  # zeros at first, as of a classifier that starts at zero
+        (nn.Identity(), False),
+    ],
+)
+def test_outputs_that_are_no_logits_are_told(
+    last: nn.Module, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    probed(OwnNetwork("net", partial(nn.Sequential, nn.Linear(3, 4), last), (3,)), 4)
+    assert ("take logits" in caplog.text) is told
 
 
 @pytest.mark.parametrize(
@@ -195,9 +214,8 @@ def digits(model: Network, **given: object) -> nd.Result:
 
 
 def test_a_class_a_function_a_name_and_an_object() -> None:
-    options = {"width": 3}
-    by_name = digits(f"{OWN}:pictures", model_options=options)
-    by_function = digits(own_networks.pictures, model_options=options)
+    by_name = digits(f"{OWN}:pictures", model_options={"width": 3})
+    by_function = digits(own_networks.pictures, model_options={"width": 3})
     assert by_name.sha256 == by_function.sha256 != digits(own_networks.pictures).sha256
     local = digits(lambda n_classes: nn.Sequential(nn.Flatten(), nn.Linear(64, n_classes)))
     assert local.weights[0]["1.weight"].shape == (10, 64)
