@@ -18,6 +18,7 @@ CLASSES = {
     "rfedavg_authors": "rfedavg_authors:RFedAvgAuthors",
     "rfedavg_plus_authors": "rfedavg_authors:RFedAvgPlusAuthors",
     "scaffold_authors": "niid_bench:ScaffoldAuthors",
+    "scaffold_flower": "niid_bench:ScaffoldFlower",
     "scaffold_fedbench": "niid_bench:ScaffoldFedBench",
 }
 

@@ -164,7 +164,25 @@ class ScaffoldAuthors(Scaffold):
 
 
 @dataclass(frozen=True)
-class ScaffoldFedBench(ScaffoldAuthors):
+class ScaffoldFlower(ScaffoldAuthors):
+    """SCAFFOLD as in Flower's baseline: c moves by the mean of c_i+ - c_i by n_k, as the model.
+
+    Of a cohort of all clients c is the mean of c_i by n_k, so the corrections of a step add up to 0
+    with the weights of the model. With the equal mean they do not.
+    """
+
+    name: ClassVar[str] = "scaffold_flower"
+    needs: ClassVar[Needs] = Needs(steps=True)
+
+    def step(self, server: Server) -> Change:
+        """c <- c + the mean of c_i+ - c_i by the weights of the model."""
+        return Change(
+            {"c": add(server.state["c"], weighted_mean(server.omega, server.replies.upload["dc"]))}
+        )
+
+
+@dataclass(frozen=True)
+class ScaffoldFedBench(ScaffoldFlower):
     """SCAFFOLD as in FedBench 0.1.3: c_i is 0 in every round, and c moves by the mean of
     (y_i - x) / (K eta), the opposite of algorithm 1.
 
@@ -173,14 +191,8 @@ class ScaffoldFedBench(ScaffoldAuthors):
     """
 
     name: ClassVar[str] = "scaffold_fedbench"
-    needs: ClassVar[Needs] = Needs(steps=True)
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """(y_i - x) / (K eta); c_i stays 0."""
         k_eta = trace.steps.clamp(min=1) * client.task.lr
-        dc = scale(1 / k_eta, sub(trace.params, client.params))
-        return Answer({"dc": dc}, client.memory)
-
-    def step(self, server: Server) -> Change:
-        dc = weighted_mean(server.omega, server.replies.upload["dc"])
-        return Change({"c": add(server.state["c"], dc)})
+        return Answer({"dc": scale(1 / k_eta, sub(trace.params, client.params))}, client.memory)

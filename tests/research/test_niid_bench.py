@@ -87,19 +87,19 @@ class Reference:
             changes.append(hand.each(np.subtract, mean, self.c))  # c_i+ - c_i
             self.c_i[i] = hand.each(np.add, self.c_i[i], changes[-1])
             trained.append(y)
-        total = hand.average([1.0] * len(cohort), changes)
-        n = 3 if self.divisor == "clients" else len(cohort)
-        self.c = hand.each(lambda c, d: c + d / n, self.c, total)
+        equal = {"clients": [1 / 3] * len(cohort), "cohort": hand.shares(cohort, [1.0] * 3)}
+        p = equal.get(self.divisor, hand.shares(cohort))
+        self.c = hand.each(np.add, self.c, hand.average(p, changes))
         self.w = hand.average(hand.shares(cohort), trained)
 
 
 @pytest.mark.parametrize("cohort", [2, 3])
 @pytest.mark.parametrize("start", ["zero", "network"])
-@pytest.mark.parametrize("divisor", ["clients", "cohort"])
+@pytest.mark.parametrize("divisor", ["clients", "cohort", "samples"])
 def test_scaffold_with_momentum(start: str, divisor: str, cohort: int, engine: str) -> None:
-    settings = {"scaffold_authors": {"start": start, "divisor": divisor}}
-    options = {"rounds": 3, "cohort": cohort, "momentum": MOMENTUM}
-    ran = hand.run("scaffold_authors", settings, engine=engine, **options)
+    name = "scaffold_flower" if divisor == "samples" else "scaffold_authors"
+    settings = {name: {"start": start} | ({} if divisor == "samples" else {"divisor": divisor})}
+    ran = hand.run(name, settings, engine=engine, rounds=3, cohort=cohort, momentum=MOMENTUM)
     reference = Reference(start, divisor)
     ran.replay(reference)
     hand.same(ran.outcome.params, reference.w)

@@ -29,6 +29,7 @@ CASES = [
     suite.Case("rfedavg_authors", {"lam": 0.01, "L": 3}),
     suite.Case("rfedavg_plus_authors", {"lam": 0.01, "L": 3}),
     suite.Case("scaffold_authors", {"start": "network", "divisor": "cohort"}),
+    suite.Case("scaffold_flower"),
     suite.Case("scaffold_fedbench", {"clip": 1.0}),
 ]
 READINGS: list[dict[str, Any]] = [
