@@ -143,6 +143,7 @@ MISTAKES = {
     "--data patients.csv --label diagnosys": "'diagnosys' is unknown (did you mean 'diagnosis'?)",
     TABLE: "column 'hospital' is 'A' in row 1; allowed: numbers",
     f"{TABLE} --owner hospital --set scenario.clients=9": "clients = 9 is refused",
+    "--data patients.csv --target sex --set data.drop=[diagnosis,hospital]": "is a `label`",
     "--data patients.csv --label diagnosis --text nothing": "column 'nothing' is unknown",
     f"{TABLE} --set data.features=[aeg]": "aeg",
     "--label diagnosis": "label is unknown; allowed: size",
@@ -182,8 +183,8 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     out, err = capsys.readouterr()
     line, *rest = err.splitlines()
     assert line.startswith("error: ") and MISTAKES[words] in line and out == ""
-    assert not rest or rest[0] == "One decision for each, to change as you like:"
     assert contents(folder) == before and not (folder / "study").exists()
+    assert not rest or main(shlex.split(rest[1])[1:]) == 0  # the command to paste
 
 
 def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(

@@ -198,10 +198,10 @@ def _text(value: object) -> str | None:
     return str(value) if str(value).strip() else None
 
 
-def numbers_of(table: Table, column: str) -> Floats:
+def numbers_of(table: Table, column: str, is_feature: bool = True) -> Floats:
     """A column as numbers that float32 can hold, NaN where it is missing, [n].
 
-    ColumnError for other things.
+    ColumnError for other things, without an option that only a feature may have.
     """
     series: pd.Series[Any] = table.frame[column]
     if series.dtype.kind in "biuf":  # truth values are numbers, too
@@ -213,7 +213,7 @@ def numbers_of(table: Table, column: str) -> Floats:
         numbers = np.array([*(number_in(value, table.decimal) for value in values), math.nan])
         for i, value in enumerate(values):
             if math.isnan(numbers[i]) and not (_is_name(value) and is_empty(_text(value) or "")):
-                raise _no_number(table, column, _row(number, i), value)
+                raise _no_number(table, column, _row(number, i), value, is_feature)
         cells = numbers[number]
     for i in np.flatnonzero(np.abs(cells) > EXACT).tolist():
         digits = str(series[i]).strip()
@@ -224,7 +224,7 @@ def numbers_of(table: Table, column: str) -> Floats:
             allowed = "whole numbers up to 2^53; subtract a constant"
             wrong = refusal(f"in row {i + 1}", int(digits), allowed)
         if wrong is not None:
-            raise ColumnError(table.name, column, str(wrong))
+            raise ColumnError(table.name, column, str(wrong), "drop" if is_feature else "")
     return cells
 
 
@@ -248,7 +248,7 @@ def number_in(value: Any, decimal: str = ".") -> float:
         return math.nan
 
 
-def _no_number(table: Table, column: str, row: int, value: object) -> ColumnError:
+def _no_number(table: Table, column: str, row: int, value: object, is_feature: bool) -> ColumnError:
     """What to do with a column of text, as its cells look; `value` is the first that is no
     number."""
     other = "." if table.decimal == "," else ","
@@ -274,9 +274,8 @@ def _no_number(table: Table, column: str, row: int, value: object) -> ColumnErro
         advice = f"numbers such as {marked[0]!r} need {other!r} as `decimal`, or no thousands mark"
         option = ""
     elif are_numbers and len(others) <= MAX_ADVISED:
-        names = user_data.listed([*map(repr, others)])
         advice = "most cells are numbers: correct the others, or name them in `na`, as missing: "
-        advice, option, cells = advice + names, "na", others
+        advice, option, cells = advice + user_data.listed([*map(repr, others)]), "na", others
     elif are_numbers:
         advice, option = "most cells are numbers: correct the others", ""
     elif 2 * counts[signs].sum() > total:
@@ -286,6 +285,8 @@ def _no_number(table: Table, column: str, row: int, value: object) -> ColumnErro
         advice, option = f"{len(counts)} different texts in {total} rows: {LEAVE_OUT}", "drop"
     else:
         advice, option = f"name a column of categories in one_hot, or {LEAVE_OUT}", "one_hot"
+    if not is_feature and option in ("drop", "one_hot"):
+        advice, option = "a column of classes is a `label`", ""
     problem = f"is {shown(value)} in row {row}; allowed: numbers; {advice}"
     return ColumnError(table.name, column, problem, option, cells)
 
@@ -304,9 +305,9 @@ def complete(table: Table, column: str, cells: Cells, options: Sequence[str] = (
     mostly = "drop" in options and 2 * missing.sum() > len(missing)
     advice = "leave a column out that is mostly empty (`drop`), or " if mostly else ""
     problem = (
-        f"has no value in {several}row {missing.argmax() + 1}; allowed: {advice}fill or remove"
+        f"has no value in {several}row {missing.argmax() + 1}; allowed: {advice}fill or remove "
+        + ("them (`missing`)" if "missing" in options else "them")
     )
-    problem += " them (`missing`)" if "missing" in options else " them"
     raise ColumnError(table.name, column, problem, "drop" if mostly else "missing")
 
 

@@ -252,7 +252,7 @@ def _cells(
     texts = {*categories, *(column for column, option in used.items() if option != "target")}
     todo = [*dict.fromkeys([*used, *chosen])]
     for column in todo:
-        read = texts_of if column in texts else numbers_of
+        read = texts_of if column in texts else partial(numbers_of, is_feature=column not in used)
         try:
             cells[column] = [read(table, column) for table in tables]
             for table, values in zip(tables, cells[column], strict=True) if policy is None else ():
