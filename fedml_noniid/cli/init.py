@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,7 +122,7 @@ def init(
 
 def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: bool) -> str:
     """The same command with a decision for each column, to paste; "" if an error is about something
-    else."""
+    else, or a column was asked for that has to be left out."""
     from fedml_noniid.data.readers.frames import ColumnError
     from fedml_noniid.data.yaml_files import in_one_line
     from fedml_noniid.pipelines.verbs import init as study
@@ -133,31 +132,24 @@ def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: b
         for column_error in error.errors
         if isinstance(column_error, ColumnError) and column_error.option
     ]
-    if len(undecided) < len(error.errors):
-        return ""
-    section = study.keys_of(wanted.settings).get("data", {})
-    decided: dict[str, Any] = {
-        "one_hot": [],
-        "na": [],
-        "missing": section.get("missing"),
-        "drop": [],
-    }
     dropped = {column_error.column for column_error in undecided if column_error.option == "drop"}
+    given = study.keys_of(wanted.settings).get("data", {})
+    data: dict[str, Any] = {"one_hot": [], "missing": None, "na": [], "drop": []}
+    data |= {key: value for key, value in given.items() if value is not None}
+    asked = {*data["one_hot"], *data.get("features", ())}
+    if len(undecided) < len(error.errors) or dropped & asked:
+        return ""
     for column_error in undecided:
         if column_error.option in ("missing", "na"):
-            decided["missing"] = decided["missing"] or "median"
-            decided["na"] += [cell for cell in column_error.cells if cell not in decided["na"]]
+            data["missing"] = data["missing"] or "median"
+            data["na"] += [cell for cell in column_error.cells if cell not in data["na"]]
         elif column_error.option == "drop" or column_error.column not in dropped:
-            decided[column_error.option].append(column_error.column)
-    for key in ("one_hot", "na", "drop"):
-        decided[key] = decided[key] and [*section.get(key, ()), *decided[key]]
-    decided = {key: value for key, value in decided.items() if value}
+            data[column_error.option].append(column_error.column)
     settings = [
-        setting
-        for setting in wanted.settings
-        if setting.partition("=")[0] not in {f"data.{key}" for key in decided}
+        *(one for one in wanted.settings if one.partition("=")[0].partition(".")[0] != "data"),
+        *(f"data.{key}={in_one_line(one)}" for key, one in data.items() if one not in (None, [])),
     ]
-    command: Sequence[str] = [
+    command = [
         *(["noniid", "init"] if folder == Path() else ["noniid", "init", str(folder)]),
         *("--data", wanted.data),
         *(word for key, column in wanted.columns.items() for word in (f"--{key}", column)),
@@ -165,6 +157,4 @@ def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: b
         *(word for setting in settings for word in ("--set", setting)),
         *(["--deploy"] * wanted.deploy + ["--force"] * force),
     ]
-    for key, value in decided.items():
-        command = [*command, "--set", f"data.{key}={in_one_line(value)}"]
     return f"One decision for each, to change as you like:\n  {shlex.join(command)}\n"

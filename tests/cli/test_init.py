@@ -143,6 +143,7 @@ MISTAKES = {
     "--data patients.csv --label diagnosys": "'diagnosys' is unknown (did you mean 'diagnosis'?)",
     TABLE: "column 'hospital' is 'A' in row 1; allowed: numbers",
     f"{TABLE} --owner hospital --set scenario.clients=9": "clients = 9 is refused",
+    '--data patients.csv --label diagnosis --set data={"one_hot":["sex"],"drop":null}': "is 'A' in",
     "--data patients.csv --target sex --set data.drop=[diagnosis,hospital]": "is a `label`",
     "--data patients.csv --label diagnosis --text nothing": "column 'nothing' is unknown",
     f"{TABLE} --set data.features=[aeg]": "aeg",
@@ -196,8 +197,7 @@ def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
     n = range(len(frame))
     frame.insert(0, "patient's id", [f"p{i}" for i in n])
     frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in n]
-    frame['"day"'] = "2024-02-03"
-    frame["note"] = ["late" if i % 5 == 0 else None for i in n]
+    frame['"day"'], frame["note"] = "2024-02-03", ["late" if i % 5 == 0 else None for i in n]
     frame["crp"] = [{3: "<0.6", 7: "n/a"}.get(i % 20, f"{i % 90}.5") for i in n]
     frame.to_csv(folder / "patients.csv", index=False)
     given = ["--methods", "fedavg,fnr", "--set", "seeds=[1]"]
@@ -206,7 +206,8 @@ def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
     *errors, intro, command = said.err.splitlines()
     assert len(errors) == 7 and all("patients.csv: column " in line for line in errors)
     assert intro == "One decision for each, to change as you like:" and said.out == ""
-    assert not (folder / "study").exists()
+    assert main(["init", "study", *TABLE.split(), "--set", "data.features=[note]"]) == 2
+    assert "noniid init" not in capsys.readouterr().err and not (folder / "study").exists()
     name, *words = shlex.split(command)
     assert name == "noniid" and {"--deploy", "--force"} < {*words}
     (folder / "study" / ".dvc").mkdir(parents=True)
