@@ -229,6 +229,6 @@ def loss_of(setting: object) -> Loss:
     UserError.
     """
     options = dict(setting) if isinstance(setting, Mapping) else {"name": setting}
-    kind = find("loss", options.pop("name", None), LOSSES, Loss)
+    kind = find("loss", options.pop("name", setting), LOSSES, Loss)
     check_options(kind, options)
     return kind(**options)

@@ -26,7 +26,15 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Strict, ValidationError, create_model
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Strict,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic_core import core_schema
 
 from fedml_noniid.core.errors import (
@@ -38,6 +46,7 @@ from fedml_noniid.core.errors import (
     Mistake,
     UserError,
     among,
+    shown,
 )
 
 MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
@@ -62,9 +71,8 @@ class Range:
     whole: bool = False
 
     def __contains__(self, value: float) -> bool:
-        above = value > self.low if "(" in self.open else value >= self.low
         return (
-            above
+            (value > self.low if "(" in self.open else value >= self.low)
             and (value < self.high if ")" in self.open else value <= self.high)
             and not (self.whole and value % 1)
         )
@@ -136,6 +144,7 @@ ALLOWED = {
     "int_type": "a whole number",
     "bool_type": "true or false",
     "string_type": "text",
+    "invalid_key": "text",
     "list_type": "a list",
     "dict_type": "keys with values",
     "model_type": "keys with values",
@@ -158,6 +167,16 @@ class Section(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise _user_error(error, type(self)) from None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _named(cls, values: Any, handler: Any) -> Any:
+        """Keys are text: pydantic takes them for the names of arguments."""
+        if isinstance(values, dict) and (
+            odd := [key for key in values if not isinstance(key, str)]
+        ):
+            raise UserError(f"the key {shown(odd[0])} is refused", allowed="text")
+        return handler(values)
 
 
 class OpenSection(Section):
@@ -224,9 +243,10 @@ def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:
 def _user_error(
     error: ValidationError, model: type[BaseModel], also: Iterable[str] = ()
 ) -> UserError:
-    errors = error.errors(include_url=False)
     return UserError.from_mistakes(
-        mistake for details in errors for mistake in _mistakes(details, model, also)
+        mistake
+        for details in error.errors(include_url=False)
+        for mistake in _mistakes(details, model, also)
     )
 
 
@@ -240,12 +260,7 @@ def _mistakes(details: Any, model: type[BaseModel], also: Iterable[str]) -> Iter
     if isinstance(context.get("error"), UserError):
         yield from context["error"].below(*path).mistakes
     elif details["type"] == "extra_forbidden":
-        names = [*_keys(model, path[:-1]), *also]
-        yield Mistake(
-            UNKNOWN,
-            path,
-            **among(path[-1], names),
-        )
+        yield Mistake(UNKNOWN, path, **among(path[-1], [*_keys(model, path[:-1]), *also]))
     elif details["type"] == "missing":
         yield Mistake(MISSING, path)
     elif details["type"] == "literal_error":
@@ -259,8 +274,11 @@ def _mistakes(details: Any, model: type[BaseModel], also: Iterable[str]) -> Iter
             ),
         )
     else:
-        allowed = ALLOWED.get(details["type"], details["msg"]).format(**context)
-        yield Mistake(REFUSED, path, details["input"], allowed)
+        yield Mistake(
+            path=path,
+            value=details["input"],
+            allowed=ALLOWED.get(details["type"], details["msg"]).format(**context),
+        )
 
 
 def keys_of(kind: type[BaseModel]) -> dict[str, str]:

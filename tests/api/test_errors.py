@@ -338,6 +338,7 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(metrics=[top]), ("metric 'top' failed", "test_errors.py, line", "ZeroDivisionError")),
     (run(metrics={top: {"k": 1.0}}), ("metric 'top' returned [1.0]", "a finite number or NaN")),
     (run(metrics=[accuracy]), ("metric 'accuracy': the name 'accuracy' is refused", "letters")),
+    (partition("iid", clients=2, noise={1: 2}), ("noise: the key 1 is refused; allowed: text",)),
     (run(metrics=["margin"]), ("run: metrics = 'margin' is unknown; allowed: a function of your",)),
     (run(metrics=["nowhere:f1"]), ("metric 'nowhere:f1' can't be imported, ModuleNot",)),
     (

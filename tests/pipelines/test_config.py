@@ -115,6 +115,9 @@ CASES: list[tuple[str, str, str, str]] = [
         "train.callbacks.early_stop",
         "keys with values",
     ),
+    ("  scaffold: {}", "  scaffold: {1: 2}", "recipes.scaffold: the key 1 is", "allowed: text"),
+    ("  scaffold: {}", "  scaffold: {train: {null: 2}}", "recipes.scaffold.train", "key None is"),
+    ("lr: 0.1", "lr: {start: 0.1, 1: 2}", "train.lr[1] = 1 is refused", "allowed: text"),
     ("  scaffold: {}", "  scafold: {}", "recipes.scafold", "did you mean 'scaffold'"),
     ("  scaffold: {}", f"  {'s' * 300}: {{recipe: scaffold}}", "recipes.", "at most 100 char"),
     (
