@@ -201,7 +201,7 @@ def test_targets_that_do_not_fit_are_refused() -> None:
     for given, message in (
         ("mse2", r"loss 'mse2' is unknown \(did you mean 'mse'"),
         ({"name": "huber", "delta": -1}, "delta = -1 is refused; allowed: a number above 0"),
-        ({"delta": 1}, "loss None is unknown"),
+        ({"delta": 1}, "loss {'delta': 1} is unknown"),
         ("nowhere.Loss", "loss 'nowhere.Loss' can't be imported"),
     ):
         with pytest.raises(UserError, match=message):

@@ -133,9 +133,9 @@ def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: b
         if isinstance(column_error, ColumnError) and column_error.option
     ]
     dropped = {column_error.column for column_error in undecided if column_error.option == "drop"}
-    given = study.keys_of(wanted.settings).get("data", {})
+    section = study.keys_of(wanted.settings).get("data", {})
     data: dict[str, Any] = {"one_hot": [], "missing": None, "na": [], "drop": []}
-    data |= {key: value for key, value in given.items() if value is not None}
+    data |= {key: value for key, value in section.items() if value is not None}
     asked = {*data["one_hot"], *data.get("features", ())}
     if len(undecided) < len(error.errors) or dropped & asked:
         return ""
@@ -146,8 +146,16 @@ def _advised(folder: Path, wanted: StudyOptions, error: UndecidedError, force: b
         elif column_error.option == "drop" or column_error.column not in dropped:
             data[column_error.option].append(column_error.column)
     settings = [
-        *(one for one in wanted.settings if one.partition("=")[0].partition(".")[0] != "data"),
-        *(f"data.{key}={in_one_line(one)}" for key, one in data.items() if one not in (None, [])),
+        *(
+            setting
+            for setting in wanted.settings
+            if setting.partition("=")[0].partition(".")[0] != "data"
+        ),
+        *(
+            f"data.{key}={in_one_line(value)}"
+            for key, value in data.items()
+            if value not in (None, [])
+        ),
     ]
     command = [
         *(["noniid", "init"] if folder == Path() else ["noniid", "init", str(folder)]),
